@@ -1,0 +1,43 @@
+# When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
+#
+# Threads: loop only. One Batcher per replica; the engine asks, sends, and tells it how long the batch took.
+# Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching); docs/design.md for slow start and early drop.
+from clipper_core.machine cimport u32, u64
+
+cpdef enum Batching:
+    AIMD = 0          # slow start (x2) until the first miss, then + step a full batch, x backoff on a miss
+    FIT = 1           # exponentially weighted fit L(n) = a + b n and the P99 of its residual; largest n within the budget
+    QUANTILE = 2      # P99 quantile regression of latency on n (pinball loss); largest n within the budget
+    STATIC = 3        # always size_max (rows are padded to it by the sender when `pad` is set)
+
+cdef struct BatcherConfig:
+    u32 mode
+    u32 size_max             # never more rows than this in one batch
+    u32 step                 # AIMD additive step, rows
+    double backoff           # AIMD multiplicative factor on a miss, 0.9
+    u32 delay_us             # hold a batch that is not full up to this long, 0-2000
+    double budget_share      # share of the SLO that one batch may take, 0.5
+    bint pad
+
+cdef struct Batcher:
+    BatcherConfig config
+    double limit             # current maximum batch size, rows (as a real number: additive steps may be fractions)
+    bint slow_start
+    u64 batches, misses
+    double fit_a, fit_b      # L(n) = a + b n, us, exponentially weighted
+    double residual_p99      # us above the fit that 1 batch in 100 exceeds
+    double sums[6]           # the fit's weighted sums
+    double q_a, q_b          # P99 quantile regression
+    double profile_us[24]    # weighted mean service time by log2(n): the latency profile
+    u64 profile_n[24]
+
+cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
+cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil           # rows to take now, of `queued` waiting; >= 1
+cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil        # expected service time of n rows; 0 while unknown
+cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil          # its P99; 0 while unknown
+cdef bint batcher_must_shed(const Batcher* b, u64 start_us, u32 n, u64 deadline_us) noexcept nogil
+# ^ true if a row due at deadline_us cannot finish in a batch of n that starts at start_us
+cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil
+# ^ 0: send now; else the time until which a batch that is not full should wait for more rows
+cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us) noexcept nogil
+# ^ n rows took service_us; slo_us is the tightest SLO in the batch. A miss is service_us > slo_us * budget_share

@@ -1,0 +1,88 @@
+# Wire frames <-> structs (docs/wire.md). Bytes in, frames out; no sockets, no Python object, no allocation.
+#
+# Threads: any (pure functions). Every length is checked by subtraction against what is there, and against a named limit,
+# before anything is read or reserved.
+from clipper_core.machine cimport u8, u16, u32, u64
+from clipper_core.status cimport Status
+
+cdef enum:
+    HEADER_BYTES = 64
+    WIRE_VERSION = 2
+    DIMS_MAX = 4
+
+cpdef enum Kind:
+    HELLO = 1          # container -> server: who I am (msgpack map)
+    WELCOME = 2        # server -> container: accepted (msgpack map)
+    REFUSE = 3         # server -> container: refused, with the reason (UTF-8 text); then closed
+    PREDICT = 4        # server -> container: a batch of rows
+    REPLY = 5          # container -> server: the batch's predictions
+    FAILURE = 6        # container -> server: the whole batch failed (UTF-8 text: the user's traceback)
+    HEARTBEAT = 7      # both ways, empty
+    GOODBYE = 8        # both ways, empty: no more batches; then closed
+
+cpdef enum Flag:
+    VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
+    CONFIDENCE = 2     # f32 per row follows the data
+    ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to the end
+    COMPRESSED = 8     # the data of STR rows is one LZ4 block; its length is the rest of the payload
+    CHECKED = 16       # payload_crc holds the CRC-32 of the payload
+
+cdef struct Header:
+    u8 kind
+    u8 dtype           # of the rows; see dtype.pxd
+    u8 rank            # dimensions of one row; 0 for a scalar
+    u16 flags
+    u64 id             # batch id; the reply repeats it
+    u32 rows
+    u32 dims[4]        # shape of one row; unused ones are 0
+    u64 payload_bytes
+    u64 time_us        # PREDICT: budget left for the batch; REPLY: time the model took
+    u32 payload_crc
+
+cdef struct Limits:
+    u64 payload_bytes_max
+    u32 rows_max
+    u64 output_bytes_max      # of one row
+
+cdef struct Rows:             # a payload opened: pointers into it, all checked to lie inside
+    u32 n
+    u64 row_bytes             # fixed rows: bytes of one; variable rows: 0
+    const u8* data
+    u64 data_bytes
+    const u32* lengths        # variable rows: elements of each (may be unaligned? no: always 4-byte aligned); else NULL
+    const float* confidence   # or NULL
+    const u8* status          # or NULL
+    const u8* text            # or NULL
+    u64 text_bytes
+
+# -- frames (v2)
+cdef void header_encode(const Header* header, u8* out) noexcept nogil                    # writes 64 bytes, header CRC included
+cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
+# ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE
+cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits, Rows* out) noexcept nogil
+# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT (uncompressed) and REPLY payloads
+cdef u64 row_bytes_of(const Header* header) noexcept nogil      # fixed rows: product of dims x itemsize; 0 on overflow
+cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil  # zlib's polynomial; start with 0
+
+# -- variable rows: the part of the payload that precedes the data
+cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8
+
+# -- v1, the design document's seven types (byte values 1..7)
+cpdef enum V1:
+    V1_I32 = 1
+    V1_F64 = 2
+    V1_U8 = 3
+    V1_VAR_I32 = 4
+    V1_VAR_F64 = 5
+    V1_VAR_U8 = 6
+    V1_STR = 7
+
+cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil     # bytes that v1_encode may need at most
+cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out, u64 out_bytes) noexcept nogil
+# ^ bytes written, 0 if it does not fit or the rows are not of the format. Strings: literal-only LZ4 block
+cdef int v1_format(int dtype, bint variable) noexcept nogil              # 0 when v1 has no such type
+
+# -- LZ4 blocks
+cdef u64 lz4_bound(u64 n) noexcept nogil
+cdef u64 lz4_store(const u8* data, u64 n, u8* out) noexcept nogil        # a literal-only block: valid LZ4, no search
+cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept nogil   # must fill out_bytes exactly

@@ -1,0 +1,17 @@
+# Counters and latency histograms that any thread may bump and any thread may read: relaxed atomics, no locks, no allocation.
+# A histogram is log-linear: values below 16 exactly, above that 8 buckets per power of two (<= 12.5 % wide), up to 2^40.
+from clipper_core.machine cimport atomic, u32, u64
+
+cdef enum:
+    BUCKETS = 320
+
+cdef cppclass Histogram:
+    atomic[u64] buckets[320]
+    atomic[u64] total          # sum of recorded values
+
+cdef u32 bucket_of(u64 value) noexcept nogil
+cdef u64 bucket_low(u32 bucket) noexcept nogil                     # smallest value that falls into it
+cdef void histogram_record(Histogram* h, u64 value) noexcept nogil
+cdef void histogram_record_many(Histogram* h, u64 value, u64 times) noexcept nogil
+cdef object histogram_snapshot(Histogram* h)                        # -> Snapshot (Python object); needs the GIL
+cdef void count(atomic[u64]* counter, u64 by) noexcept nogil

@@ -1,0 +1,98 @@
+// What Cython cannot say: alignment, atomics by policy, invariants that abort, and the five kernel calls the loop needs.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <climits>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+namespace clipper {
+
+constexpr std::size_t kLine = 64;  // bytes of a cache line on every machine we build for
+
+// The interpreter compiles extensions with -DNDEBUG, so assert() is gone in release; an invariant of the core is not optional.
+[[noreturn]] inline void check_failed(const char* what, const char* file, int line) {
+    std::fprintf(stderr, "clipper_core: broken invariant: %s (%s:%d)\n", what, file, line);
+    std::abort();
+}
+#define CLIPPER_CHECK(ok, what) (__builtin_expect(!(ok), 0) ? ::clipper::check_failed(what, __FILE__, __LINE__) : (void)0)
+inline void check(bool ok, const char* what) {
+    if (__builtin_expect(!ok, 0)) check_failed(what, "clipper_core", 0);
+}
+
+// Lock-free structures are templates over this policy, so that a schedule-exploring checker can run the very same source.
+struct StdAtomics {
+    template <class T> using atomic = std::atomic<T>;
+};
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+inline std::uint64_t monotonic_us() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return std::uint64_t(t.tv_sec) * 1000000u + std::uint64_t(t.tv_nsec) / 1000u;
+}
+
+// An owner of one object on the heap, aligned as the type asks: a Python object's own memory is aligned to 16 only.
+inline void* aligned_new(std::size_t bytes) {
+    void* p = nullptr;
+    if (posix_memalign(&p, kLine, bytes ? bytes : 1) != 0) return nullptr;
+    std::memset(p, 0, bytes);
+    return p;
+}
+
+// 0 woken or value changed, 1 timed out, 2 interrupted by a signal.
+inline int futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected, std::uint64_t timeout_us) {
+    timespec t{time_t(timeout_us / 1000000u), long(timeout_us % 1000000u) * 1000};
+    long rc = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, &t, nullptr, 0);
+    if (rc == 0 || errno == EAGAIN) return 0;
+    return errno == ETIMEDOUT ? 1 : 2;
+}
+inline void futex_wake_all(std::atomic<std::uint32_t>* word) {
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+inline void eventfd_signal(int fd) {
+    std::uint64_t one = 1;
+    while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+inline void eventfd_drain(int fd) {
+    std::uint64_t n;
+    while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {}
+}
+
+// epoll_wait in microseconds; where the kernel has no epoll_pwait2 (before 5.11) the time is rounded up to milliseconds.
+inline int epoll_wait_us(int fd, epoll_event* events, int n, std::uint64_t timeout_us) {
+#ifdef SYS_epoll_pwait2
+    timespec t{time_t(timeout_us / 1000000u), long(timeout_us % 1000000u) * 1000};
+    long rc = syscall(SYS_epoll_pwait2, fd, events, n, &t, nullptr, 0);
+    if (rc >= 0 || errno != ENOSYS) return int(rc);
+#endif
+    std::uint64_t ms = (timeout_us + 999u) / 1000u;
+    return epoll_wait(fd, events, n, ms > 1000000u ? 1000000 : int(ms));
+}
+
+// Sleeping threads wake 50 us late by default; one call makes it 1 ns for the calling thread.
+inline void timer_slack_min() { prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0); }
+
+}  // namespace clipper

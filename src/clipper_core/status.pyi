@@ -1,0 +1,28 @@
+from collections.abc import Mapping
+from enum import IntEnum
+
+class Status(IntEnum):
+    PENDING = 0
+    OK = 1
+    FULL = 2
+    DEADLINE = 3
+    DROPPED = 4
+    NO_REPLICA = 5
+    MODEL_ERROR = 6
+    BAD_OUTPUT = 7
+    REPLICA_LOST = 8
+    CANCELLED = 9
+    CLOSED = 10
+    FORKED = 11
+    BAD_INPUT = 12
+    BAD_FRAME = 13
+    TOO_LARGE = 14
+    NO_MEMORY = 15
+    UNKNOWN = 16
+
+class StatusError(Exception):
+    status: Status
+    def __init__(self, detail: str, status: int = 0) -> None: ...
+
+def bind_errors(classes: Mapping[int, type[Exception]]) -> None: ...
+def error_for(status: int, detail: str) -> Exception: ...
