@@ -8,7 +8,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 BUILD = os.environ.get("CLIPPER_BUILD", "release")
-WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-cast-function-type"]
+WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-cast-function-type", "-Wno-sign-compare"]
 FLAGS = {
     "release": ["-O2", "-mavx2", "-mbmi2"] if os.uname().machine == "x86_64" else ["-O2"],
     "debug": ["-O0", "-g", "-fno-omit-frame-pointer"],

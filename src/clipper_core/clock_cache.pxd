@@ -22,6 +22,7 @@ cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u
 cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nogil    # NULL when memory is out
 cdef void cache_free(CacheState* cache) noexcept nogil
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil  # a blob comes with a reference of its own
+cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil      # ahead of lookups in bulk
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil  # takes its own reference
 cdef u64 cache_bytes(const CacheState* cache) noexcept nogil
 cdef u64 cache_entries(const CacheState* cache) noexcept nogil

@@ -1,0 +1,284 @@
+// The steps of the prediction cache that threads race on, as templates over Atomics, and the hash of its keys.
+//
+// A bucket is a sequence lock over five ways. It is right without a stand-alone fence (which the race detector cannot
+// follow) because the data words themselves carry the order:
+//
+//   writer   sequence: s -> s+1 by compare-exchange (acquire); data words: store release; sequence: store s+2, release
+//   reader   sequence: load acquire, even; data words: load acquire; sequence: load again, equal to the first
+//
+// If a reader's load of a data word sees a writer's store, the two synchronise (release, acquire); that writer made the
+// sequence odd before its store; so the reader's second look at the sequence, which comes after its load, sees that odd number
+// or a later one, and differs from its first look unless the writer had finished before the first look already. If it sees no
+// such store, it read what the last finished writer left, which its first look acquired. So equal and even means: words of one
+// moment. A torn read is thrown away, never undefined, because every word is an atomic. On x86-64 all these loads and stores
+// are plain moves. Source: Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012.
+//
+// A miss needs no second look: a key never changes its way while it is resident, so a key resident throughout is always
+// seen. A holder of the lock who changed nothing puts back the sequence it found, and disturbs no reader. The sequence
+// wraps after 2^31 writes: a reader would have to sleep through exactly that many writes to one bucket between two loads.
+//
+// Reference bits are set by a plain store, only where clear: two threads at once may lose a bit, which costs a little hit
+// ratio and never a wrong answer.
+#pragma once
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include "machine.hpp"
+
+namespace clipper {
+
+using std::uint32_t;
+using std::uint64_t;
+using std::uint8_t;
+
+// -- the hash --------------------------------------------------------------------------------------------------------
+// Two 64-bit multiply-and-fold hashes with independent secrets over the same loads. A fold keeps 64 of a product's 128 bits, so
+// one of them collides for a pair of rows with probability about 2^-63 over its secret; both at once about 2^-126, of which
+// the key keeps 120 bits. (One pass with a 128-bit result would cost half the multiplications and be no better than its
+// 64-bit lanes.) Four lanes a half, 64 bytes a turn: eight multiplications in flight hide their latency.
+// After Wang Yi's wyhash and Nicolas De Carli's rapidhash. Keys never leave the process, so byte order does not matter.
+
+constexpr int kLanes = 4;
+
+struct HashHalf {
+    uint64_t mask[kLanes];    // xored into the first word of a block
+    uint64_t start[kLanes];   // a lane's state before its first block
+    uint64_t join[kLanes];    // xored into the lanes' ends
+    uint64_t model, salt, end;
+};
+struct HashSecret {
+    HashHalf half[2];
+};
+struct HashedRow {
+    uint64_t lo, hi;
+};
+
+inline void hash_secret(HashSecret* secret, uint64_t seed_lo, uint64_t seed_hi) {
+    uint64_t* words = reinterpret_cast<uint64_t*>(secret);
+    uint64_t z = 0;
+    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // splitmix64's finaliser, fed with both halves of the seed in turn
+        z = (z ^ (i & 1 ? seed_hi : seed_lo)) + 0x9e3779b97f4a7c15u * (i + 1);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        z ^= z >> 31;
+        words[i] = z;
+    }
+    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // backwards, so that early words depend on the whole seed too
+        uint64_t& w = words[sizeof(HashSecret) / 8 - 1 - i];
+        z = (z ^ w) * 0xbf58476d1ce4e5b9u;
+        w = z ^= z >> 29;
+    }
+}
+
+inline uint64_t hash_load8(const uint8_t* p) {
+    uint64_t v;
+    std::memcpy(&v, p, 8);
+    return v;
+}
+inline uint64_t hash_load4(const uint8_t* p) {
+    uint32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
+inline uint64_t fold(uint64_t a, uint64_t b) {
+    unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+inline uint64_t hash_join(const HashHalf& h, const uint64_t* lane) {
+    return fold(lane[0] ^ h.join[0], lane[1] ^ h.join[1]) ^ fold(lane[2] ^ h.join[2], lane[3] ^ h.join[3]);
+}
+
+inline HashedRow hash_long(const HashSecret& secret, const uint8_t* p, uint64_t n) {  // n > 16
+    const HashHalf &x = secret.half[0], &y = secret.half[1];
+    uint64_t u[kLanes], v[kLanes];
+    auto block = [&](int lane, const uint8_t* at) {
+        uint64_t first = hash_load8(at), second = hash_load8(at + 8);
+        u[lane] = fold(first ^ x.mask[lane], second ^ u[lane]);
+        v[lane] = fold(first ^ y.mask[lane], second ^ v[lane]);
+    };
+    for (int lane = 0; lane < kLanes; ++lane) u[lane] = x.start[lane], v[lane] = y.start[lane];
+    for (; n > 64; p += 64, n -= 64) {
+#pragma GCC unroll 4
+        for (int lane = 0; lane < kLanes; ++lane) block(lane, p + 16 * lane);
+    }
+    if (n > 16) block(0, p);
+    if (n > 32) block(1, p + 16);
+    if (n > 48) block(2, p + 32);
+    block(3, p + n - 16);  // the last 16 bytes, part of which may have been read before
+    return {hash_join(x, u), hash_join(y, v)};
+}
+
+inline HashedRow hash_short(const HashSecret& secret, const uint8_t* p, uint64_t n) {  // n <= 16
+    const HashHalf &x = secret.half[0], &y = secret.half[1];
+    uint64_t first = 0, second = 0;
+    if (n >= 8) {
+        first = hash_load8(p), second = hash_load8(p + n - 8);
+    } else if (n >= 4) {
+        first = hash_load4(p), second = hash_load4(p + n - 4);
+    } else if (n > 0) {
+        first = (uint64_t(p[0]) << 16) | (uint64_t(p[n >> 1]) << 8) | p[n - 1];
+    }
+    return {fold(first ^ x.mask[0], second ^ x.start[0]), fold(first ^ y.mask[0], second ^ y.start[0])};
+}
+
+inline HashedRow hash_row(const HashSecret& secret, uint64_t model, uint64_t salt, const void* row, uint64_t n) {
+    const HashHalf &x = secret.half[0], &y = secret.half[1];
+    const uint8_t* p = static_cast<const uint8_t*>(row);
+    HashedRow d = n <= 16 ? hash_short(secret, p, n) : hash_long(secret, p, n);
+    uint64_t mx = fold(model ^ x.model, salt ^ x.salt), my = fold(model ^ y.model, salt ^ y.salt);
+    return {fold(mx ^ n, d.lo ^ x.end), fold(my ^ n, d.hi ^ y.end)};
+}
+
+// -- buckets -----------------------------------------------------------------------------------------------------------
+
+constexpr int kWays = 5;
+constexpr int kTagShift = 56;                              // a way's tag is the top byte of its hi; 0 is an empty way
+constexpr uint64_t kKeyHi = (uint64_t(1) << kTagShift) - 1;
+constexpr int kLookupTries = 128;                          // a lookup that meets so many writers in a row calls it a miss
+
+template <class Atomics>
+struct alignas(128) Bucket {  // a miss reads the first of its two cache lines only
+    template <class T> using atomic = typename Atomics::template atomic<T>;
+    atomic<uint32_t> sequence;
+    atomic<uint8_t> referenced;  // a bit a way
+    uint8_t hand;                // under the lock: the way that CLOCK looks at next
+    uint8_t spare[2];
+    atomic<uint64_t> lo[kWays], hi[kWays], word[kWays];
+};
+static_assert(sizeof(Bucket<StdAtomics>) == 128, "a bucket is two cache lines");
+
+struct Found {
+    uint64_t word;
+    uint8_t tag;
+};
+
+// A bit for each way whose lo is this; compares and shifts only, since a mispredicted way costs more than the whole rest.
+template <class Atomics>
+inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
+    unsigned ways = 0;
+#pragma GCC unroll 5
+    for (int w = 0; w < kWays; ++w) ways |= unsigned(b.lo[w].load(std::memory_order_acquire) == lo) << w;
+    return ways;
+}
+
+template <class Atomics>
+inline void bucket_touch(Bucket<Atomics>& b, int way) {
+    uint8_t bits = b.referenced.load(std::memory_order_relaxed), bit = uint8_t(1u << way);
+    if (!(bits & bit)) b.referenced.store(uint8_t(bits | bit), std::memory_order_relaxed);
+}
+
+// Without the lock. Tag 0: not here. A word that is a pointer may dangle already: look again under the lock.
+template <class Atomics>
+inline Found bucket_find(Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {
+    for (int tries = 0; tries < kLookupTries; ++tries) {
+        uint32_t before = b.sequence.load(std::memory_order_acquire);
+        unsigned ways = bucket_match(b, lo);
+        if (!ways) return {0, 0};
+        int way = __builtin_ctz(ways);
+        uint64_t held = b.hi[way].load(std::memory_order_acquire);
+        uint64_t word = b.word[way].load(std::memory_order_acquire);
+        if (!(before & 1) && b.sequence.load(std::memory_order_relaxed) == before) {
+            if ((held & kKeyHi) != hi || !(held >> kTagShift)) return {0, 0};
+            bucket_touch(b, way);
+            return {word, uint8_t(held >> kTagShift)};
+        }
+        pause();
+    }
+    return {0, 0};
+}
+
+template <class Atomics>
+inline bool bucket_try_lock(Bucket<Atomics>& b, uint32_t* sequence) {
+    *sequence = b.sequence.load(std::memory_order_relaxed);
+    return !(*sequence & 1) && b.sequence.compare_exchange_strong(*sequence, *sequence + 1, std::memory_order_acquire);
+}
+template <class Atomics>
+inline uint32_t bucket_lock(Bucket<Atomics>& b) {
+    uint32_t sequence;
+    for (unsigned spins = 1; !bucket_try_lock(b, &sequence); ++spins) {
+        if (spins % 64) pause(); else sched_yield();  // the holder may have lost its core
+    }
+    return sequence;
+}
+template <class Atomics>
+inline void bucket_unlock(Bucket<Atomics>& b, uint32_t sequence) {
+    b.sequence.store(sequence + 2, std::memory_order_release);
+}
+template <class Atomics>
+inline void bucket_unlock_unchanged(Bucket<Atomics>& b, uint32_t sequence) {
+    b.sequence.store(sequence, std::memory_order_release);
+}
+
+// -- under the lock ----------------------------------------------------------------------------------------------------
+
+template <class Atomics>
+inline Found bucket_peek(const Bucket<Atomics>& b, int way) {
+    return {b.word[way].load(std::memory_order_relaxed), uint8_t(b.hi[way].load(std::memory_order_relaxed) >> kTagShift)};
+}
+
+template <class Atomics>
+inline int bucket_way(const Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {  // of a resident key; -1: not here
+    unsigned ways = bucket_match(b, lo);
+    if (!ways) return -1;
+    int way = __builtin_ctz(ways);
+    uint64_t held = b.hi[way].load(std::memory_order_relaxed);
+    return (held & kKeyHi) == hi && held >> kTagShift ? way : -1;
+}
+
+// Where a fill goes: over the same lo (so that a lo is in a bucket once), else an empty way, else CLOCK's victim.
+template <class Atomics>
+inline int bucket_choose(Bucket<Atomics>& b, uint64_t lo) {
+    unsigned ways = bucket_match(b, lo);
+    if (ways) return __builtin_ctz(ways);
+    for (int w = 0; w < kWays; ++w)
+        if (!bucket_peek(b, w).tag) return w;
+    unsigned bits = b.referenced.load(std::memory_order_relaxed);
+    int hand = b.hand;
+    for (; bits >> hand & 1; hand = (hand + 1) % kWays) bits &= ~(1u << hand);
+    b.referenced.store(uint8_t(bits), std::memory_order_relaxed);
+    b.hand = uint8_t((hand + 1) % kWays);
+    return hand;
+}
+
+// An empty way is all zeros, as the table starts: tag 0, lo 0, word 0.
+template <class Atomics>
+inline void bucket_write(Bucket<Atomics>& b, int way, uint64_t lo, uint64_t hi, uint8_t tag, uint64_t word) {
+    b.lo[way].store(lo, std::memory_order_release);
+    b.hi[way].store(hi | uint64_t(tag) << kTagShift, std::memory_order_release);
+    b.word[way].store(word, std::memory_order_release);
+}
+
+// The reference bit of a way, cleared: true if it was set (a second chance is spent).
+template <class Atomics>
+inline bool bucket_spend(Bucket<Atomics>& b, int way) {
+    uint8_t bits = b.referenced.load(std::memory_order_relaxed), bit = uint8_t(1u << way);
+    b.referenced.store(uint8_t(bits & ~bit), std::memory_order_relaxed);
+    return bits & bit;
+}
+
+template <class Atomics>
+inline bool bucket_holds(const Bucket<Atomics>& b, uint8_t tag) {
+    for (int w = 0; w < kWays; ++w)
+        if (bucket_peek(b, w).tag == tag) return true;
+    return false;
+}
+
+// -- memory ------------------------------------------------------------------------------------------------------------
+
+// What every fill writes, on a line of its own: the words beside it are read by every lookup.
+struct alignas(kLine) CacheMeters {
+    std::atomic<uint64_t> blob_bytes, entries, evictions, blob_hand;
+};
+
+// Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save half of a far lookup.
+inline void* pages_new(std::size_t bytes) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+    if (bytes >= (std::size_t(4) << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+inline void pages_free(void* p, std::size_t bytes) { munmap(p, bytes); }
+
+}  // namespace clipper

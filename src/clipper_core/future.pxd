@@ -1,0 +1,86 @@
+# Predictions by ticket. Results live in blocks of consecutive slots; a Future is (block, first, count): one slot for a task,
+# a few for an ensemble, thousands for an array. done() is one load per slot, and a slot is seen done once only.
+#
+# Ending a task is one compare-and-swap PENDING -> status, on one byte. The loop thread writes the value before it; whoever else
+# ends a slot (cancel) writes no value. A block is recycled by whoever drops its last reference: one per future, one per task.
+#
+# Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once per batch; event loops and the
+# callback thread have a mailbox each: a ring of slot ids and one eventfd, written only while its reader is asleep.
+from clipper_core.machine cimport atomic, u8, u32, u64
+from clipper_core.prediction cimport Value
+from clipper_core.ring cimport Spsc
+from clipper_core.status cimport Status
+
+cdef enum:
+    BLOCK_SLOTS = 256
+    MAILBOXES_MAX = 32
+
+cdef cppclass Block:
+    atomic[u32] refs
+    u32 count                   # slots
+    u32 used                    # slots handed out; under the delivery's lock
+    u64 first_id                # id of slot 0; ids are never used twice
+    Block* next                 # free list
+    atomic[u8]* state           # Status, per slot
+    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot
+    u64* word                   # value, written before state leaves PENDING
+    u8* tag
+    u32* latency_us             # submit to completion; 0 for a cache hit
+
+cdef cppclass Mailbox:
+    atomic[u32] armed           # the reader sleeps on fd
+    atomic[u32] overflow        # a notice was lost: look at everything
+    Spsc* ids
+    int fd
+    bint taken
+
+cdef cppclass DeliveryState:
+    atomic[u32] epoch           # bumped once per flush; the futex of blocked threads
+    atomic[u32] waiters
+    atomic[u32] lock            # guards current, free, next_id: a few instructions per claim
+    atomic[u32] dead            # Status.CLOSED or FORKED: nothing will complete any more
+    atomic[u64] issued          # tasks handed out, tasks ended: equal when nothing is in flight
+    atomic[u64] answered
+    Block* current
+    Block* free
+    u64 next_id
+    Mailbox* boxes[32]
+    u32 dirty                   # loop only: mailboxes with news since the last flush
+    bint touched                # loop only: something ended since the last flush
+
+# -- slots. Threads: any.
+cdef bint slots_claim(DeliveryState* d, u32 count, u32 tasks, Block** block, u32* first) noexcept nogil   # False: no memory
+cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
+
+# -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
+cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
+cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
+
+# -- ending at submit, before anyone can wait. Threads: any.
+cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil
+
+cdef class Delivery:
+    cdef DeliveryState* state
+    cdef public object on_await        # (Future) -> awaitable of the running event loop; set by the asyncio face
+    cdef public object on_callback     # (Future, fn) -> None
+
+cdef class Future:
+    cdef Delivery delivery
+    cdef Block* block
+    cdef u32 first
+    cdef u32 count
+    cdef u32 cursor                    # slots before it are done
+    cdef object finish                 # Future -> result, or None: the prediction itself
+    cdef readonly object extra         # what finish needs to know
+    cdef object outcome                # result of finish, computed once
+    cdef bint settled
+
+    cdef bint is_done(self) noexcept nogil
+    cdef int _wait(self, u64 until_us) noexcept nogil
+    cdef object _single(self, u32 i)
+    cdef object _value(self, u32 i)
+    cdef object _error(self, u32 i, u8 state)
+    cdef object _many(self)
+    cdef int _check(self, u32 i) except -1
+
+cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish, object extra)

@@ -1,0 +1,625 @@
+"""Futures by ticket, and the delivery of what has ended to threads, event loops and callbacks, without the GIL.
+
+How a waiter and the loop thread cannot miss each other. Each side writes, then reads what the other wrote, all of it
+sequentially consistent: a blocked thread counts itself in `waiters`, then reads `epoch`, then the slot; the loop ends the slot,
+bumps `epoch`, then reads `waiters`. Whichever comes first in the single order, either the waiter sees the slot ended or the
+futex sees a changed epoch, or the loop sees a waiter. A mailbox works alike: `boxes` then `state` on one side, `state` then
+`boxes` on the other; and `armed` then the ring on one side, the ring then `armed` on the other.
+"""
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from concurrent.futures import CancelledError, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acq_rel, acquire, aligned_new, eventfd,
+                                   eventfd_drain, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, pause, relaxed,
+                                   release, seq_cst)
+from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
+from clipper_core.ring cimport spsc_free, spsc_new
+from clipper_core.status cimport CANCELLED, NO_MEMORY, OK, PENDING, raise_for
+
+from clipper_core.status import Status as StatusName
+from clipper_core.status import error_for
+
+import numpy as np
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd) noexcept
+
+cdef enum:
+    MAILBOX_WORDS = 8192
+    BLOCKS_KEPT = 4096          # recycled blocks kept for reuse; beyond that they go back to the heap
+    WAIT_SLICE_US = 50000       # a blocked thread looks for signals this often
+
+cdef u64 NEVER_US = <u64> 1 << 62
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+cdef void _lock(DeliveryState* d) noexcept nogil:
+    while d.lock.exchange(1, acquire) != 0:
+        pause()
+
+
+cdef void _unlock(DeliveryState* d) noexcept nogil:
+    d.lock.store(0, release)
+
+
+cdef Block* _block_new(u32 count) noexcept nogil:
+    cdef u64 head = (sizeof(Block) + 63) & ~<u64> 63
+    cdef u64 n = (<u64> count + 63) & ~<u64> 63
+    cdef char* memory = <char*> aligned_new(head + n * (8 + 4 + 4 + 1 + 1))
+    if memory == NULL:
+        return NULL
+    cdef Block* block = <Block*> memory
+    block.count = count
+    block.word = <u64*> (memory + head)
+    block.latency_us = <u32*> (memory + head + n * 8)
+    block.boxes = <atomic[u32]*> (memory + head + n * 12)
+    block.state = <atomic[u8]*> (memory + head + n * 16)
+    block.tag = <u8*> (memory + head + n * 17)
+    return block
+
+
+cdef void _block_reset(Block* block) noexcept nogil:
+    cdef u32 n = (block.count + 63) & ~<u32> 63
+    block.used = 0
+    memset(<void*> block.word, 0, <u64> n * 18)
+
+
+cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
+    """A fresh block with one reference, the allocator's. Under the lock."""
+    cdef Block* block = NULL
+    if count == BLOCK_SLOTS and d.free != NULL:
+        block = d.free
+        d.free = block.next
+        _block_reset(block)
+    else:
+        block = _block_new(count)
+    if block == NULL:
+        return NULL
+    block.refs.store(1, relaxed)
+    block.first_id = d.next_id
+    d.next_id += count
+    return block
+
+
+cdef void _block_retire(DeliveryState* d, Block* block) noexcept nogil:
+    cdef u32 i
+    cdef Value value
+    for i in range(block.used):
+        if block.tag[i] == TAG_BLOB:
+            value.word = block.word[i]
+            value.tag = TAG_BLOB
+            value_drop(&value)
+    if block.count != BLOCK_SLOTS:
+        free(block)
+        return
+    _lock(d)
+    block.next = d.free
+    d.free = block
+    _unlock(d)
+
+
+cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
+    if block.refs.fetch_sub(refs, acq_rel) == refs:
+        _block_retire(d, block)
+
+
+cdef bint slots_claim(DeliveryState* d, u32 count, u32 tasks, Block** block, u32* first) noexcept nogil:
+    """`count` consecutive slots, with one reference for the future and one for each of `tasks`."""
+    cdef Block* b
+    cdef Block* full = NULL
+    _lock(d)
+    if count > BLOCK_SLOTS / 4:
+        b = _block_take(d, count)
+        if b != NULL:
+            b.used = count
+            b.refs.store(1 + tasks, relaxed)
+        _unlock(d)
+        block[0] = b
+        first[0] = 0
+        d.issued.fetch_add(count, relaxed)
+        return b != NULL
+    b = d.current
+    if b == NULL or b.used + count > BLOCK_SLOTS:
+        full = b
+        b = _block_take(d, BLOCK_SLOTS)
+        if b == NULL:
+            _unlock(d)
+            return False
+        d.current = b
+    first[0] = b.used
+    block[0] = b
+    b.used += count
+    b.refs.fetch_add(1 + tasks, relaxed)
+    _unlock(d)
+    d.issued.fetch_add(count, relaxed)
+    if full != NULL:
+        block_drop(d, full, 1)
+    return True
+
+
+# -- ending ------------------------------------------------------------------------------------------------------------
+
+cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
+    cdef u8 pending = PENDING
+    cdef u32 boxes
+    cdef bint first = False
+    block.word[slot] = value.word
+    block.tag[slot] = value.tag
+    block.latency_us[slot] = latency_us
+    if block.state[slot].compare_exchange_strong(pending, <u8> status, seq_cst):
+        first = True
+        d.touched = True
+        d.answered.fetch_add(1, relaxed)
+        boxes = block.boxes[slot].load(seq_cst)
+        if boxes:
+            _notify(d, block.first_id + slot, boxes)
+    else:
+        block.tag[slot] = TAG_NONE
+        value_drop(value)
+    block_drop(d, block, 1)
+    return first
+
+
+cdef void _notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
+    cdef u32 i
+    for i in range(MAILBOXES_MAX):
+        if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
+            if not d.boxes[i].ids.push(slot_id):
+                d.boxes[i].overflow.store(1, seq_cst)
+            d.dirty |= <u32> 1 << i
+
+
+cdef void delivery_flush(DeliveryState* d) noexcept nogil:
+    cdef u32 i
+    if not d.touched:
+        return
+    d.touched = False
+    d.epoch.fetch_add(1, seq_cst)
+    if d.waiters.load(seq_cst):
+        futex_wake_all(&d.epoch)
+    if d.dirty == 0:
+        return
+    for i in range(MAILBOXES_MAX):
+        if d.dirty & (<u32> 1 << i) and d.boxes[i].armed.exchange(0, seq_cst):
+            eventfd_signal(d.boxes[i].fd)
+    d.dirty = 0
+
+
+cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil:
+    block.word[slot] = value.word
+    block.tag[slot] = value.tag
+    block.state[slot].store(<u8> status, release)
+    d.answered.fetch_add(1, relaxed)
+
+
+cdef class Delivery:
+    """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it alive."""
+
+    def __cinit__(self):
+        self.state = <DeliveryState*> aligned_new(sizeof(DeliveryState))
+        if self.state == NULL:
+            raise_for(NO_MEMORY, "no memory for the result blocks")
+        self.state.next_id = 1
+
+    def __dealloc__(self):
+        cdef DeliveryState* d = self.state
+        cdef Block* block
+        cdef u32 i
+        if d == NULL:
+            return
+        if d.current != NULL:
+            block_drop(d, d.current, 1)
+        while d.free != NULL:
+            block = d.free
+            d.free = block.next
+            free(block)
+        for i in range(MAILBOXES_MAX):
+            if d.boxes[i] != NULL:
+                close(d.boxes[i].fd)
+                spsc_free(d.boxes[i].ids)
+                free(d.boxes[i])
+        free(d)
+
+    @property
+    def issued(self):
+        """Tasks handed out since the start; equals `answered` when nothing is in flight."""
+        return self.state.issued.load(relaxed)
+
+    @property
+    def answered(self):
+        return self.state.answered.load(relaxed)
+
+    def kill(self, int status):
+        """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""
+        self.state.dead.store(status, seq_cst)
+        self.state.epoch.fetch_add(1, seq_cst)
+        futex_wake_all(&self.state.epoch)
+
+
+# -- futures -----------------------------------------------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc
+@cython.freelist(512)
+cdef class Future:
+    """Threads: any. The result of one query, of an ensemble's tasks, or of a whole array; resolved by the deadline, always.
+
+    Blocking: `result(timeout=None)`; in asyncio and uvloop: `await future`; also `add_done_callback`, `clipper.as_completed`.
+    Source: docs/design.md, "Futures by ticket".
+    """
+
+    def __init__(self):
+        raise TypeError("futures come from predict() and schedule_prediction()")
+
+    def __dealloc__(self):
+        cdef u32 i
+        cdef u8 state
+        cdef Value value
+        if self.block == NULL:
+            return
+        for i in range(self.first, self.first + self.count):
+            state = self.block.state[i].load(acquire)
+            if state != PENDING and state != CANCELLED and self.block.tag[i] == TAG_BLOB:
+                value.word = self.block.word[i]
+                value.tag = TAG_BLOB
+                value_drop(&value)
+                self.block.tag[i] = TAG_NONE
+        block_drop(self.delivery.state, self.block, 1)
+
+    cdef bint is_done(self) noexcept nogil:
+        while self.cursor < self.count:
+            if self.block.state[self.first + self.cursor].load(seq_cst) == PENDING:
+                return False
+            self.cursor += 1
+        return True
+
+    def done(self):
+        """True once every task of the query has ended, by a prediction, a failure or the deadline."""
+        return bool(self.is_done())
+
+    def running(self):
+        return not self.is_done()
+
+    def cancelled(self):
+        return self.block.state[self.first].load(acquire) == CANCELLED
+
+    def cancel(self):
+        """Give the query up. True if a task was still pending; a prediction on its way still fills the cache."""
+        cdef DeliveryState* d = self.delivery.state
+        cdef u32 i, ended = 0
+        cdef u8 pending
+        for i in range(self.first, self.first + self.count):
+            pending = PENDING
+            if self.block.state[i].compare_exchange_strong(pending, CANCELLED, seq_cst):
+                ended += 1
+        if ended:
+            d.answered.fetch_add(ended, relaxed)
+            d.epoch.fetch_add(1, seq_cst)
+            futex_wake_all(&d.epoch)
+            self._tell_mailboxes()
+        return ended > 0
+
+    def _tell_mailboxes(self):
+        cdef DeliveryState* d = self.delivery.state
+        cdef u32 i, boxes = 0
+        for i in range(self.first, self.first + self.count):
+            boxes |= self.block.boxes[i].load(seq_cst)
+        for i in range(MAILBOXES_MAX):
+            if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
+                d.boxes[i].overflow.store(1, seq_cst)       # the ids ring has one producer, the loop; this is the other way in
+                eventfd_signal(d.boxes[i].fd)
+
+    cdef int _wait(self, u64 until_us) noexcept nogil:
+        """0 done, 1 the time is over, 2 look for signals, 3 the engine is dead."""
+        cdef DeliveryState* d = self.delivery.state
+        cdef u32 epoch
+        cdef u64 now
+        cdef int rc = 0
+        d.waiters.fetch_add(1, seq_cst)
+        while True:
+            epoch = d.epoch.load(seq_cst)
+            if self.is_done():
+                rc = 0
+                break
+            if d.dead.load(seq_cst):
+                rc = 3
+                break
+            now = monotonic_us()
+            if now >= until_us:
+                rc = 1
+                break
+            if futex_wait(&d.epoch, epoch, min(until_us - now, <u64> WAIT_SLICE_US)) != 0:
+                rc = 2
+                break
+        d.waiters.fetch_sub(1, seq_cst)
+        return rc
+
+    def wait(self, timeout=None):
+        """Block until done; False when `timeout` (seconds) is over first. Ctrl-C is heard. Releases the GIL."""
+        cdef u64 until
+        cdef int rc = 2
+        if self.is_done():
+            return True
+        until = NEVER_US if timeout is None else monotonic_us() + <u64> max(0.0, timeout * 1e6)
+        while rc == 2:
+            with nogil:
+                rc = self._wait(until)
+            if rc == 2:
+                PyErr_CheckSignals()
+        if rc == 3 and not self.is_done():
+            raise_for(self.delivery.state.dead.load(seq_cst), "the query was in flight in an engine that is gone")
+        return rc == 0
+
+    def result(self, timeout=None):
+        """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or TimeoutError."""
+        if not self.is_done() and not self.wait(timeout):
+            raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not passed yet")
+        if self.finish is not None:
+            if not self.settled:
+                self.outcome = self.finish(self)
+                self.settled = True
+            return self.outcome
+        if self.count == 1:
+            return self._single(0)
+        return self._many()
+
+    def exception(self, timeout=None):
+        """The error that `result()` would raise, or None."""
+        if not self.wait(timeout):
+            raise FutureTimeout(f"no result within {timeout} s")
+        try:
+            self.result(0)
+        except Exception as error:
+            return error
+        return None
+
+    cdef object _single(self, u32 i):
+        cdef u8 state = self.block.state[self.first + i].load(acquire)
+        if state == OK:
+            return self._value(i)
+        raise self._error(i, state)
+
+    cdef object _value(self, u32 i):
+        cdef Value value
+        value.word = self.block.word[self.first + i]
+        value.tag = self.block.tag[self.first + i]
+        return value_object(&value)
+
+    cdef object _error(self, u32 i, u8 state):
+        if state == CANCELLED:
+            return CancelledError()
+        return error_for(state, self.detail(i) or f"the prediction ended with {StatusName(state).name}")
+
+    cdef object _many(self):
+        """All values in order: one ndarray when they are numbers of one shape, else a list. Raises on the first failed row."""
+        cdef u32 i
+        cdef u8 state
+        for i in range(self.count):
+            state = self.block.state[self.first + i].load(acquire)
+            if state != OK:
+                raise self._error(i, state)
+        values = [self._value(i) for i in range(self.count)]
+        if isinstance(values[0], (int, float, np.ndarray)):
+            try:
+                return np.array(values)
+            except ValueError:
+                return values
+        return values
+
+    # -- what a finisher reads
+
+    def __len__(self):
+        return self.count
+
+    def status(self, u32 i=0):
+        """How task `i` ended (Status), PENDING while it has not."""
+        self._check(i)
+        return StatusName(self.block.state[self.first + i].load(acquire))
+
+    def statuses(self):
+        """One u8 per task, shape (n,): how each ended."""
+        return np.array([self.block.state[self.first + i].load(acquire) for i in range(self.count)], dtype=np.uint8)
+
+    def output(self, u32 i=0):
+        """The prediction of task `i`, or None if it has none."""
+        self._check(i)
+        return self._value(i) if self.block.state[self.first + i].load(acquire) == OK else None
+
+    def confidence(self, u32 i=0):
+        """The confidence the model gave to prediction `i`, or None."""
+        cdef Value value
+        self._check(i)
+        if self.block.state[self.first + i].load(acquire) != OK:
+            return None
+        value.word = self.block.word[self.first + i]
+        value.tag = self.block.tag[self.first + i]
+        return value_confidence(&value)
+
+    def detail(self, u32 i=0):
+        """Why task `i` failed (a model's traceback, for instance), or ''."""
+        cdef Value value
+        cdef u8 state
+        self._check(i)
+        state = self.block.state[self.first + i].load(acquire)
+        if state == PENDING or state == OK or state == CANCELLED or self.block.tag[self.first + i] != TAG_BLOB:
+            return ""
+        value.word = self.block.word[self.first + i]
+        value.tag = TAG_BLOB
+        return value_object(&value)
+
+    cdef int _check(self, u32 i) except -1:
+        if i >= self.count:
+            raise IndexError(f"task {i} of a query with {self.count}")
+        return 0
+
+    @property
+    def id(self):
+        """The query's id, unique in this engine: the same in answers, logs and feedback."""
+        return self.block.first_id + self.first
+
+    @property
+    def latency_us(self):
+        """Microseconds from submit to the last task's end; 0 for a cache hit or while pending."""
+        cdef u32 i, longest = 0
+        if not self.is_done():
+            return 0
+        for i in range(self.first, self.first + self.count):
+            longest = max(longest, self.block.latency_us[i])
+        return longest
+
+    # -- event loops and callbacks
+
+    def __await__(self):
+        if not self.is_done():
+            if self.delivery.on_await is None:
+                raise RuntimeError("this engine has no asyncio face; use clipper.start(), or result()")
+            waiter = self.delivery.on_await(self)
+            try:
+                yield from waiter
+            except BaseException:
+                if not self.is_done():
+                    self.cancel()
+                raise
+        return self.result(0)
+
+    def add_done_callback(self, fn):
+        """Call `fn(future)` once done: at once if it is, else from the callback thread."""
+        if self.is_done():
+            fn(self)
+        elif self.delivery.on_callback is None:
+            raise RuntimeError("this engine has no callback thread; use clipper.start()")
+        else:
+            self.delivery.on_callback(self, fn)
+
+    def __repr__(self):
+        if not self.is_done():
+            return f"<Future {self.id} pending>"
+        if self.count > 1:
+            return f"<Future {self.id} done, {self.count} tasks>"
+        return f"<Future {self.id} {self.status().name}>"
+
+
+cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish, object extra):
+    cdef Future future = Future.__new__(Future)
+    future.delivery = delivery
+    future.block = block
+    future.first = first
+    future.count = count
+    future.finish = finish
+    future.extra = extra
+    return future
+
+
+# -- mailboxes ---------------------------------------------------------------------------------------------------------
+
+cdef class MailboxReader:
+    """Threads: one at a time (its event loop's, or the callback thread); the loop thread of the engine is the other side.
+
+    `add(future, item)` asks for news of a future; when `fd` becomes readable, `drain()` returns the (future, item) pairs that
+    are done. One eventfd write per batch of news, none while the reader is awake.
+    """
+    cdef Delivery delivery
+    cdef Mailbox* box
+    cdef u32 bit
+    cdef dict waiting           # slot id -> list of (future, item)
+
+    def __cinit__(self, Delivery delivery):
+        cdef DeliveryState* d = delivery.state
+        cdef u32 i
+        self.delivery = delivery
+        self.waiting = {}
+        for i in range(MAILBOXES_MAX):
+            if d.boxes[i] == NULL:
+                d.boxes[i] = _mailbox_new()
+                if d.boxes[i] == NULL:
+                    raise_for(NO_MEMORY, "no memory for a mailbox")
+            if not d.boxes[i].taken:
+                d.boxes[i].taken = True
+                self.box = d.boxes[i]
+                self.bit = i
+                return
+        raise RuntimeError(f"{MAILBOXES_MAX} event loops already wait for this engine")
+
+    def __dealloc__(self):
+        if self.box != NULL:
+            self.box.taken = False
+
+    @property
+    def fd(self):
+        """An eventfd, readable when there is news."""
+        return self.box.fd
+
+    def __len__(self):
+        return len(self.waiting)
+
+    def add(self, Future future, item):
+        """Wait for `future`. False if it is done already, and then nothing was registered."""
+        return bool(self._register(future, item))
+
+    cdef bint _register(self, Future future, item):
+        cdef u32 slot
+        cdef u64 slot_id
+        while not future.is_done():
+            slot = future.first + future.cursor
+            slot_id = future.block.first_id + slot
+            pairs = self.waiting.setdefault(slot_id, [])
+            pairs.append((future, item))
+            future.block.boxes[slot].fetch_or(<u32> 1 << self.bit, seq_cst)
+            if future.block.state[slot].load(seq_cst) == PENDING:
+                return True
+            pairs.pop()
+            if not pairs:
+                del self.waiting[slot_id]
+        return False
+
+    def drain(self):
+        """The (future, item) pairs that are done, in the order of their completion. Does not block."""
+        cdef list done = []
+        eventfd_drain(self.box.fd)
+        while self._drain_once(done) or self._arm():
+            pass
+        return done
+
+    cdef bint _arm(self):
+        """Ready to be woken; True if news came in the meantime."""
+        self.box.armed.store(1, seq_cst)
+        return self.box.ids.tail_moved() or self.box.overflow.load(seq_cst)
+
+    cdef bint _drain_once(self, list done) except -1:
+        cdef u64 slot_id
+        cdef bint any = False
+        while self.box.ids.pop(&slot_id):
+            self._collect(slot_id, done)
+            any = True
+        if self.box.overflow.exchange(0, seq_cst):
+            for key in list(self.waiting):
+                self._collect(key, done)
+            any = True
+        return any
+
+    cdef int _collect(self, object slot_id, list done) except -1:
+        cdef Future future
+        for future, item in self.waiting.pop(slot_id, ()):
+            if not self._register(future, item):
+                done.append((future, item))
+        return 0
+
+
+cdef Mailbox* _mailbox_new() noexcept nogil:
+    cdef Mailbox* box = <Mailbox*> aligned_new(sizeof(Mailbox))
+    if box == NULL:
+        return NULL
+    box.ids = spsc_new(MAILBOX_WORDS)
+    box.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+    box.armed.store(1, relaxed)
+    if box.ids == NULL or box.fd < 0:
+        spsc_free(box.ids)
+        free(box)
+        return NULL
+    return box

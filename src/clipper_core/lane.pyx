@@ -1,0 +1,420 @@
+"""Queues of tasks: taking in, joining equal rows, ending at the deadline, taking rows for a batch, giving them back.
+
+Why joining happens here and not at lookup: the table of rows in flight then has one writer, the loop, and needs no lock; and the
+loop looks into the cache once more when it takes a task in, so a prediction that arrived between a caller's lookup and its submit
+is never evaluated twice. The price is that a joined row was copied into the ring for nothing.
+
+Who frees a cell. Exactly one of: the join that finds it answered, the deadline (a JOINED task, or a WAITING one that nobody
+joined), the skip at the head, `row_end`. A cell in phase SENT is freed only by `row_end`, because the kernel may still be
+reading its row.
+"""
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+from libcpp.deque cimport deque
+
+from clipper_core.clock_cache cimport (cache_lookup, pending_find, pending_free, pending_new, pending_put,
+                                       pending_remove)
+from clipper_core.future cimport slot_end
+from clipper_core.histogram cimport count, histogram_record
+from clipper_core.machine cimport (CHECK, EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_signal,
+                                   relaxed, seq_cst)
+from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
+from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side
+from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
+from clipper_core.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd) noexcept
+
+cdef enum:
+    TICK_US = 64
+    DUE_AT_ONCE = 256
+    READY_SIZE = 131072         # a lane is in it once at most, and LANES_MAX of them exist
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------
+
+cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u64 tasks_max, u64 heap_bytes_max) noexcept nogil:
+    cdef Lanes* lanes = <Lanes*> aligned_new(sizeof(Lanes))
+    if lanes == NULL:
+        return NULL
+    lanes.delivery = delivery
+    lanes.cache = cache
+    lanes.heap_bytes_max = heap_bytes_max
+    lanes.by_id = <Lane**> aligned_new((LANES_MAX + 1) * sizeof(void*))
+    lanes.wheel = wheel_new(now_us, TICK_US, tasks_max * 2, &_is_live, lanes)
+    lanes.pending = pending_new(tasks_max)
+    lanes.ready = ring_new(READY_SIZE, 8, 0)
+    lanes.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    if lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL or lanes.wake_fd < 0:
+        lanes_free(lanes)
+        return NULL
+    return lanes
+
+
+cdef void lanes_free(Lanes* lanes) noexcept nogil:
+    cdef u32 i
+    if lanes == NULL:
+        return
+    for i in range(1, lanes.count + 1):
+        del lanes.by_id[i].retry
+        ring_free(lanes.by_id[i].ring)
+        free(lanes.by_id[i])
+    if lanes.wheel != NULL:
+        wheel_free(lanes.wheel)
+    if lanes.pending != NULL:
+        pending_free(lanes.pending)
+    ring_free(lanes.ready)
+    if lanes.wake_fd > 0:
+        close(lanes.wake_fd)
+    free(lanes.by_id)
+    free(lanes)
+
+
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes, Tally* tally) noexcept nogil:
+    cdef Lane* lane
+    if lanes.count >= LANES_MAX:
+        return NULL
+    lane = <Lane*> aligned_new(sizeof(Lane))
+    if lane == NULL:
+        return NULL
+    lane.ring = ring_new(rows, row_bytes, (sizeof(Task) + 63) & ~<u64> 63)
+    if lane.ring == NULL:
+        free(lane)
+        return NULL
+    lane.retry = new deque[u64]()
+    lane.id = lanes.count + 1
+    lane.model = model
+    lane.slo_us = slo_us
+    lane.tally = tally
+    lanes.by_id[lane.id] = lane
+    lanes.count += 1
+    return lane
+
+
+# -- submitting (any thread) -------------------------------------------------------------------------------------------
+
+cdef void lanes_wake(Lanes* lanes) noexcept nogil:
+    if lanes.sleeping.load(seq_cst) and lanes.sleeping.exchange(0, seq_cst):
+        eventfd_signal(lanes.wake_fd)
+
+
+cdef void _announce(Lanes* lanes, Lane* lane) noexcept nogil:
+    cdef u64 pos
+    if lane.dirty.load(seq_cst) or lane.dirty.exchange(1, seq_cst):
+        return
+    CHECK(lanes.ready.cells.claim(&pos), "the ready ring holds every lane once")
+    (<u64*> ring_row(lanes.ready, pos))[0] = lane.id
+    lanes.ready.cells.publish(pos)
+    lanes_wake(lanes)
+
+
+cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
+                        u64 deadline_us, u64 now_us) noexcept nogil:
+    cdef u64 pos
+    cdef Task* task
+    cdef void* heap = NULL
+    if lane.ring.row_bytes == 0:
+        if lanes.heap_bytes.fetch_add(nbytes, relaxed) + nbytes > lanes.heap_bytes_max:
+            lanes.heap_bytes.fetch_sub(nbytes, relaxed)
+            return FULL
+        heap = malloc(nbytes if nbytes else 1)
+    if (lane.ring.row_bytes == 0 and heap == NULL) or not lane.ring.cells.claim(&pos):
+        if lane.ring.row_bytes == 0:
+            lanes.heap_bytes.fetch_sub(nbytes, relaxed)
+            free(heap)
+        return FULL
+    memcpy(heap if heap != NULL else <void*> ring_row(lane.ring, pos), row, nbytes)
+    task = <Task*> ring_side(lane.ring, pos)
+    task.heap = heap
+    task.bytes = nbytes
+    task.block = block
+    task.slot = slot
+    task.deadline_us = task.due_us = deadline_us
+    task.submit_us = now_us
+    task.next = task.prev = 0
+    task.phase = IDLE
+    task.tries = 0
+    task.answered = False
+    task.keyed = key != NULL
+    if key != NULL:
+        task.key = key[0]
+    lane.ring.cells.publish(pos)
+    _announce(lanes, lane)
+    return OK
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+cdef Lane* _lane_of(Lanes* lanes, u64 ticket) noexcept nogil:
+    return lanes.by_id[ticket >> 48]
+
+
+cdef u64 _pos_of(u64 ticket) noexcept nogil:
+    return ticket & ((<u64> 1 << 48) - 1)
+
+
+cdef Task* task_of(Lanes* lanes, u64 ticket) noexcept nogil:
+    cdef Lane* lane = _lane_of(lanes, ticket)
+    if not lane.ring.cells.published(_pos_of(ticket)):
+        return NULL
+    return <Task*> ring_side(lane.ring, _pos_of(ticket))
+
+
+cdef const void* task_row(Lanes* lanes, u64 ticket, Task* task) noexcept nogil:
+    return task.heap if task.heap != NULL else <void*> ring_row(_lane_of(lanes, ticket).ring, _pos_of(ticket))
+
+
+cdef bint _open(Task* task) noexcept nogil:
+    return not task.answered and task.block.state[task.slot].load(acquire) == PENDING
+
+
+cdef bint task_needed(Task* task) noexcept nogil:
+    return _open(task) or task.next != 0
+
+
+cdef u64 task_due_us(Task* task) noexcept nogil:
+    return task.deadline_us if _open(task) else task.due_us
+
+
+cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
+    cdef Task* task = task_of(<Lanes*> owner, ticket)
+    return task != NULL and _open(task)
+
+
+cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* value, u64 now_us) noexcept nogil:
+    """End the task's slot, once; the task gives up its reference to the block."""
+    cdef u64 latency = now_us - task.submit_us if now_us > task.submit_us else 0
+    cdef Status ended = status
+    if task.answered:
+        return
+    task.answered = True
+    value_hold(value)
+    if not slot_end(lanes.delivery, task.block, task.slot, status, value, <u32> min(latency, <u64> 0xFFFFFFFF)):
+        ended = CANCELLED
+    count(&lane.tally.ended[<u32> ended], 1)
+    if ended == OK:
+        histogram_record(&lane.tally.latency, latency)
+
+
+cdef void _answer_empty(Lane* lane, Lanes* lanes, Task* task, Status status, u64 now_us) noexcept nogil:
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    _answer(lane, lanes, task, status, &nothing, now_us)
+
+
+cdef void _release(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
+    """Free the cell of an answered task (or of one whose caller gave up)."""
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    _answer_empty(lane, lanes, task, CANCELLED, task.submit_us)
+    if task.heap != NULL:
+        lanes.heap_bytes.fetch_sub(task.bytes, relaxed)
+        free(task.heap)
+        task.heap = NULL
+    task.phase = IDLE
+    lane.ring.cells.release(pos)
+
+
+cdef void _unlink(Lanes* lanes, Task* task) noexcept nogil:
+    if task.prev:
+        task_of(lanes, task.prev).next = task.next
+    if task.next:
+        task_of(lanes, task.next).prev = task.prev
+    task.next = task.prev = 0
+
+
+cdef void _forget(Lanes* lanes, Task* task, u64 ticket) noexcept nogil:
+    if task.keyed:
+        pending_remove(lanes.pending, &task.key, ticket)
+
+
+cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now_us) noexcept nogil:
+    cdef Lane* lane = _lane_of(lanes, ticket)
+    cdef Task* owner = task_of(lanes, ticket)
+    cdef Task* task
+    cdef u64 joined, after
+    CHECK(owner != NULL, "a row ends once")
+    _forget(lanes, owner, ticket)
+    joined = owner.next
+    while joined:
+        task = task_of(lanes, joined)
+        after = task.next
+        count(&_lane_of(lanes, joined).tally.joined, 1)
+        _answer(_lane_of(lanes, joined), lanes, task, status, value, now_us)
+        _release(lanes, _lane_of(lanes, joined), _pos_of(joined))
+        joined = after
+    _answer(lane, lanes, owner, status, value, now_us)
+    _release(lanes, lane, _pos_of(ticket))
+
+
+# -- taking in ---------------------------------------------------------------------------------------------------------
+
+cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
+    cdef u64 pos = lanes.ready_head
+    cdef u64 lane_id
+    if not lanes.ready.cells.published(pos):
+        return NULL
+    lane_id = (<u64*> ring_row(lanes.ready, pos))[0]
+    lanes.ready.cells.release(pos)
+    lanes.ready_head = pos + 1
+    lanes.by_id[lane_id].dirty.exchange(0, seq_cst)
+    return lanes.by_id[lane_id]
+
+
+cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
+    while lane.ring.cells.published(lane.seen):
+        _admit(lanes, lane, lane.seen, now_us)
+        lane.seen += 1
+    lane.used_us = now_us
+
+
+cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    cdef u64 ticket = ticket_of(lane.id, pos)
+    cdef Value value
+    if not _open(task):
+        _release(lanes, lane, pos)
+        return
+    if task.keyed and cache_lookup(lanes.cache, &task.key, &value):
+        count(&lane.tally.joined, 1)
+        _answer(lane, lanes, task, OK, &value, now_us)
+        value_drop(&value)
+        _release(lanes, lane, pos)
+        return
+    if wheel_insert(lanes.wheel, task.deadline_us, ticket) != OK:
+        _answer_empty(lane, lanes, task, FULL, now_us)
+        _release(lanes, lane, pos)
+        return
+    if task.keyed and _join(lanes, lane, task, ticket):
+        return
+    task.phase = WAITING
+    lane.waiting += 1
+
+
+cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil:
+    """True if the task now waits for an equal row; False if it is to be evaluated itself (it may have taken over others)."""
+    cdef u64 other = pending_find(lanes.pending, &task.key)
+    cdef Task* owner
+    if other == 0:
+        pending_put(lanes.pending, &task.key, ticket)
+        return False
+    owner = task_of(lanes, other)
+    if owner.phase == WAITING and task.deadline_us < owner.deadline_us:
+        _take_over(lanes, task, ticket, owner, other)
+        return False
+    task.phase = JOINED
+    _link_after(lanes, owner, other, task, ticket)
+    owner.due_us = max(owner.due_us, task.deadline_us)
+    return True
+
+
+cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task, u64 ticket) noexcept nogil:
+    task.next = owner.next
+    task.prev = owner_ticket
+    if owner.next:
+        task_of(lanes, owner.next).prev = ticket
+    owner.next = ticket
+
+
+cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owner_ticket) noexcept nogil:
+    """An equal row waits in a later place: this one goes first, and the other joins it."""
+    cdef Lane* other = _lane_of(lanes, owner_ticket)
+    task.due_us = max(task.due_us, owner.due_us)
+    task.next = owner_ticket
+    owner.prev = ticket
+    owner.phase = JOINED
+    other.waiting -= 1
+    pending_put(lanes.pending, &task.key, ticket)
+    if not _open(owner):
+        _unlink(lanes, owner)
+        _release(lanes, other, _pos_of(owner_ticket))
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------
+
+cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
+    cdef u64[DUE_AT_ONCE] due
+    cdef u32 n = DUE_AT_ONCE
+    cdef u32 i
+    while n == DUE_AT_ONCE:
+        n = wheel_advance(lanes.wheel, now_us, due, DUE_AT_ONCE)
+        for i in range(n):
+            _expire(lanes, due[i], now_us)
+
+
+cdef void _expire(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
+    cdef Lane* lane = _lane_of(lanes, ticket)
+    cdef Task* task = task_of(lanes, ticket)
+    if task == NULL or task.answered:
+        return
+    _answer_empty(lane, lanes, task, DEADLINE if lane.tally.replicas.load(relaxed) else NO_REPLICA, now_us)
+    if task.phase == JOINED:
+        _unlink(lanes, task)
+        _release(lanes, lane, _pos_of(ticket))
+    elif task.phase == WAITING and task.next == 0:
+        lane.waiting -= 1
+        _forget(lanes, task, ticket)
+        _release(lanes, lane, _pos_of(ticket))
+
+
+# -- rows for a batch --------------------------------------------------------------------------------------------------
+
+cdef bint _head_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
+    """Is the row at this position to be sent? One that nobody needs any more is freed here."""
+    cdef u64 ticket = ticket_of(lane.id, pos)
+    cdef Task* task = task_of(lanes, ticket)
+    if task == NULL or task.phase != WAITING:
+        return False
+    if task_needed(task):
+        return True
+    lane.waiting -= 1
+    _forget(lanes, task, ticket)
+    _release(lanes, lane, pos)
+    return False
+
+
+cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil:
+    while not lane.retry.empty():
+        if _head_waits(lanes, lane, lane.retry.front()):
+            ticket[0] = ticket_of(lane.id, lane.retry.front())
+            return True
+        lane.retry.pop_front()
+    while lane.head < lane.seen:
+        if _head_waits(lanes, lane, lane.head):
+            ticket[0] = ticket_of(lane.id, lane.head)
+            return True
+        lane.head += 1
+    return False
+
+
+cdef void _advance(Lane* lane) noexcept nogil:
+    lane.waiting -= 1
+    if not lane.retry.empty():
+        lane.retry.pop_front()
+    else:
+        lane.head += 1
+
+
+cdef void lane_pop(Lanes* lanes, Lane* lane) noexcept nogil:
+    cdef u64 pos = lane.head if lane.retry.empty() else lane.retry.front()
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    task.phase = SENT
+    task.tries += 1
+    _advance(lane)
+
+
+cdef void lane_shed(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
+    cdef u64 pos = lane.head if lane.retry.empty() else lane.retry.front()
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    _advance(lane)
+    row_end(lanes, ticket_of(lane.id, pos), DROPPED, &nothing, now_us)
+
+
+cdef void lane_requeue(Lanes* lanes, u64 ticket) noexcept nogil:
+    cdef Lane* lane = _lane_of(lanes, ticket)
+    task_of(lanes, ticket).phase = WAITING
+    lane.retry.push_back(_pos_of(ticket))
+    lane.waiting += 1
