@@ -1,12 +1,13 @@
 # When to send how much to one replica. Pure arithmetic over numbers: no queue, no clock, no socket.
 #
 # Threads: loop only. One Batcher per replica; the engine asks, sends, and tells it how long the batch took.
-# Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching); docs/design.md for slow start and early drop.
+# Sources: Clipper paper section 4.3 (AIMD, quantile regression, delayed batching); docs/design.md for slow start and
+# early drop. Why the estimates are as they are: the essay in batcher.pyx.
 from clipper_core.machine cimport i32, u32, u64
 
 cpdef enum Batching:
     AIMD = 0          # slow start (x2) until the first miss, then + step a full batch, x backoff on a miss
-    FIT = 1           # exponentially weighted fit L(n) = a + b n and the P99 of its residual; largest n within the budget
+    FIT = 1           # exponentially weighted fit L(n) = a + b n, P99 of its residual; largest n within the budget
     QUANTILE = 2      # P99 quantile regression of latency on n (pinball loss); largest n within the budget
     STATIC = 3        # always size_max (rows are padded to it by the sender when `pad` is set)
 
@@ -39,19 +40,23 @@ cdef struct Batcher:
     u32 outliers             # outliers in a row on the same side
     i32 side                 # of the last one: +1 slow, -1 fast, 0 none
     double ratios[3]         # their latency / prediction
+    double before[8]         # sums, a, b and deviation before the first of them
     double q_a, q_b          # P99 quantile regression
     double profile_us[24]    # weighted mean service time by log2(n): the latency profile
     u64 profile_n[24]        # batches seen by log2(n)
 
 cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
-cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil           # rows to take now, of `queued` waiting; >= 1
-cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil        # expected service time of n rows; 0 while unknown
-cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil          # its P99; 0 while unknown
+cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil
+# ^ rows to take now, of `queued` waiting; >= 1
+cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil
+# ^ expected service time of n rows; 0 while unknown, that is for three batches
+cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil
+# ^ its P99; 0 while unknown
 cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n, u64 deadline_us) noexcept nogil
-# ^ true if a row due at deadline_us cannot finish in a batch of n that starts at start_us (>= now_us). A batch of one is let
-#   through while nothing was learned for 100 ms before now_us: a wrong estimate must not shed everything for ever
+# ^ true if a row due at deadline_us cannot finish in a batch of n that starts at start_us (>= now_us). A batch of one is
+#   let through while nothing was learned for 100 ms before now_us: a wrong estimate must not shed everything for ever
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil
-# ^ 0: send now; else the time until which a batch that is not full should wait for more rows
+# ^ 0: send now; else the time until which a batch that is not full should wait for more rows (it may have passed)
 cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64 now_us) noexcept nogil
 # ^ n rows took service_us, known at now_us; slo_us is the tightest SLO in the batch. A miss is service_us > slo_us *
-#   budget_share (of more, where one row alone already takes more than that share)
+#   budget_share (a longer budget where one row alone takes more than a third of that share)

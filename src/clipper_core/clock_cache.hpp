@@ -6,19 +6,21 @@
 //   writer   sequence: s -> s+1 by compare-exchange (acquire); data words: store release; sequence: store s+2, release
 //   reader   sequence: load acquire, even; data words: load acquire; sequence: load again, equal to the first
 //
-// If a reader's load of a data word sees a writer's store, the two synchronise (release, acquire); that writer made the
-// sequence odd before its store; so the reader's second look at the sequence, which comes after its load, sees that odd number
-// or a later one, and differs from its first look unless the writer had finished before the first look already. If it sees no
-// such store, it read what the last finished writer left, which its first look acquired. So equal and even means: words of one
-// moment. A torn read is thrown away, never undefined, because every word is an atomic. On x86-64 all these loads and stores
-// are plain moves. Source: Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012.
+// If a reader's load of a data word sees a writer's store, the two synchronise (release, acquire); that writer made
+// the sequence odd before its store; so the reader's second look at the sequence, which comes after its load, sees
+// that odd number or a later one, and differs from its first look unless the writer had finished before the first
+// look already. If it sees no such store, it read what the last finished writer left, which its first look acquired.
+// So equal and even means: words of one moment. A torn read is thrown away, never undefined, because every word is an
+// atomic. On x86-64 all these loads and stores are plain moves. Source: Boehm, "Can seqlocks get along with
+// programming language memory models?", MSPC 2012.
 //
-// A miss needs no second look: a key never changes its way while it is resident, so a key resident throughout is always
-// seen. A holder of the lock who changed nothing puts back the sequence it found, and disturbs no reader. The sequence
-// wraps after 2^31 writes: a reader would have to sleep through exactly that many writes to one bucket between two loads.
+// A miss needs no second look: a key never changes its way while it is resident, so a key resident throughout is
+// always seen. A holder of the lock who changed nothing puts back the sequence it found, and disturbs no reader. The
+// sequence wraps after 2^31 writes: a reader would have to sleep through exactly that many writes to one bucket
+// between two loads.
 //
-// Reference bits are set by a plain store, only where clear: two threads at once may lose a bit, which costs a little hit
-// ratio and never a wrong answer.
+// Reference bits are set by a plain store, only where clear: two threads at once may lose a bit, which costs a little
+// hit ratio and never a wrong answer.
 #pragma once
 
 #include <sched.h>
@@ -33,11 +35,12 @@ using std::uint64_t;
 using std::uint8_t;
 
 // -- the hash --------------------------------------------------------------------------------------------------------
-// Two 64-bit multiply-and-fold hashes with independent secrets over the same loads. A fold keeps 64 of a product's 128 bits, so
-// one of them collides for a pair of rows with probability about 2^-63 over its secret; both at once about 2^-126, of which
-// the key keeps 120 bits. (One pass with a 128-bit result would cost half the multiplications and be no better than its
-// 64-bit lanes.) Four lanes a half, 64 bytes a turn: eight multiplications in flight hide their latency.
-// After Wang Yi's wyhash and Nicolas De Carli's rapidhash. Keys never leave the process, so byte order does not matter.
+// Two 64-bit multiply-and-fold hashes with independent secrets over the same loads. A fold keeps 64 of a product's
+// 128 bits, so one of them collides for a pair of rows with probability about 2^-63 over its secret; both at once
+// about 2^-126, of which the key keeps 120 bits. (One pass with a 128-bit result would cost half the multiplications
+// and be no better than its 64-bit lanes.) Four lanes a half, 64 bytes a turn: eight multiplications in flight hide
+// their latency. After Wang Yi's wyhash and Nicolas De Carli's rapidhash. Keys never leave the process, so byte order
+// does not matter.
 
 constexpr int kLanes = 4;
 
@@ -57,14 +60,14 @@ struct HashedRow {
 inline void hash_secret(HashSecret* secret, uint64_t seed_lo, uint64_t seed_hi) {
     uint64_t* words = reinterpret_cast<uint64_t*>(secret);
     uint64_t z = 0;
-    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // splitmix64's finaliser, fed with both halves of the seed in turn
+    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // splitmix64's finaliser, fed by both halves in turn
         z = (z ^ (i & 1 ? seed_hi : seed_lo)) + 0x9e3779b97f4a7c15u * (i + 1);
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
         z ^= z >> 31;
         words[i] = z;
     }
-    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // backwards, so that early words depend on the whole seed too
+    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // backwards: early words depend on the whole seed too
         uint64_t& w = words[sizeof(HashSecret) / 8 - 1 - i];
         z = (z ^ w) * 0xbf58476d1ce4e5b9u;
         w = z ^= z >> 29;
@@ -131,12 +134,12 @@ inline HashedRow hash_row(const HashSecret& secret, uint64_t model, uint64_t sal
     return {fold(mx ^ n, d.lo ^ x.end), fold(my ^ n, d.hi ^ y.end)};
 }
 
-// -- buckets -----------------------------------------------------------------------------------------------------------
+// -- buckets ---------------------------------------------------------------------------------------------------------
 
 constexpr int kWays = 5;
 constexpr int kTagShift = 56;                              // a way's tag is the top byte of its hi; 0 is an empty way
 constexpr uint64_t kKeyHi = (uint64_t(1) << kTagShift) - 1;
-constexpr int kLookupTries = 128;                          // a lookup that meets so many writers in a row calls it a miss
+constexpr int kLookupTries = 128;                          // a lookup that meets so many writers in a row is a miss
 
 template <class Atomics>
 struct alignas(128) Bucket {  // a miss reads the first of its two cache lines only
@@ -154,7 +157,8 @@ struct Found {
     uint8_t tag;
 };
 
-// A bit for each way whose lo is this; compares and shifts only, since a mispredicted way costs more than the whole rest.
+// A bit for each way whose lo is this; compares and shifts only, since a mispredicted way costs more than the whole
+// rest.
 template <class Atomics>
 inline unsigned bucket_match(const Bucket<Atomics>& b, uint64_t lo) {
     unsigned ways = 0;
@@ -211,11 +215,12 @@ inline void bucket_unlock_unchanged(Bucket<Atomics>& b, uint32_t sequence) {
     b.sequence.store(sequence, std::memory_order_release);
 }
 
-// -- under the lock ----------------------------------------------------------------------------------------------------
+// -- under the lock --------------------------------------------------------------------------------------------------
 
 template <class Atomics>
 inline Found bucket_peek(const Bucket<Atomics>& b, int way) {
-    return {b.word[way].load(std::memory_order_relaxed), uint8_t(b.hi[way].load(std::memory_order_relaxed) >> kTagShift)};
+    uint64_t held = b.hi[way].load(std::memory_order_relaxed);
+    return {b.word[way].load(std::memory_order_relaxed), uint8_t(held >> kTagShift)};
 }
 
 template <class Atomics>
@@ -225,6 +230,23 @@ inline int bucket_way(const Bucket<Atomics>& b, uint64_t lo, uint64_t hi) {  // 
     int way = __builtin_ctz(ways);
     uint64_t held = b.hi[way].load(std::memory_order_relaxed);
     return (held & kKeyHi) == hi && held >> kTagShift ? way : -1;
+}
+
+// With the lock, for a word that is a pointer: hold(word) counts a reference before an eviction can free it.
+template <class Atomics, class Hold>
+inline Found bucket_find_held(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Hold hold) {
+    Found found = {0, 0};
+    uint32_t sequence;
+    for (int tries = 0; !bucket_try_lock(b, &sequence); pause())
+        if (++tries == kLookupTries) return found;
+    int way = bucket_way(b, lo, hi);
+    if (way >= 0) {
+        found = bucket_peek(b, way);
+        hold(found);
+        bucket_touch(b, way);
+    }
+    bucket_unlock_unchanged(b, sequence);
+    return found;
 }
 
 // Where a fill goes: over the same lo (so that a lo is in a bucket once), else an empty way, else CLOCK's victim.
@@ -250,12 +272,40 @@ inline void bucket_write(Bucket<Atomics>& b, int way, uint64_t lo, uint64_t hi, 
     b.word[way].store(word, std::memory_order_release);
 }
 
-// The reference bit of a way, cleared: true if it was set (a second chance is spent).
+// The reference bit of a way, cleared: true if it was set (its second chance is spent).
 template <class Atomics>
 inline bool bucket_spend(Bucket<Atomics>& b, int way) {
     uint8_t bits = b.referenced.load(std::memory_order_relaxed), bit = uint8_t(1u << way);
     b.referenced.store(uint8_t(bits & ~bit), std::memory_order_relaxed);
     return bits & bit;
+}
+
+// The whole fill, under the lock; answers what was there before. `evicted`: it belonged to another key.
+template <class Atomics>
+inline Found bucket_fill(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Found value, bool* evicted) {
+    bool replaced = bucket_way(b, lo, hi) >= 0;
+    int way = bucket_choose(b, lo);
+    Found gone = bucket_peek(b, way);
+    bucket_write(b, way, lo, hi, value.tag, value.word);
+    *evicted = gone.tag && !replaced;
+    return gone;
+}
+
+template <class Atomics>
+inline Found bucket_take(Bucket<Atomics>& b, int way) {
+    Found gone = bucket_peek(b, way);
+    bucket_write(b, way, 0, 0, 0, 0);
+    bucket_spend(b, way);
+    return gone;
+}
+
+// CLOCK over the ways of one tag: a bit for each that was not referenced since the last time.
+template <class Atomics>
+inline uint32_t bucket_sweep(Bucket<Atomics>& b, uint8_t tag) {
+    uint32_t ways = 0;
+    for (int w = 0; w < kWays; ++w)
+        if (bucket_peek(b, w).tag == tag && !bucket_spend(b, w)) ways |= 1u << w;
+    return ways;
 }
 
 template <class Atomics>
@@ -265,12 +315,28 @@ inline bool bucket_holds(const Bucket<Atomics>& b, uint8_t tag) {
     return false;
 }
 
-// -- memory ------------------------------------------------------------------------------------------------------------
+// One bit of a bit map that many threads write, each bit under its own bucket's lock.
+template <class Word>
+inline void map_write(Word* words, uint64_t index, bool set) {
+    uint64_t bit = uint64_t(1) << (index & 63);
+    if (set == bool(words[index >> 6].load(std::memory_order_relaxed) & bit)) return;
+    if (set) words[index >> 6].fetch_or(bit, std::memory_order_relaxed);
+    else words[index >> 6].fetch_and(~bit, std::memory_order_relaxed);
+}
+
+inline int first_bit(uint64_t word) { return __builtin_ctzll(word); }
+
+// -- memory ----------------------------------------------------------------------------------------------------------
 
 // What every fill writes, on a line of its own: the words beside it are read by every lookup.
 struct alignas(kLine) CacheMeters {
     std::atomic<uint64_t> blob_bytes, entries, evictions, blob_hand;
 };
+
+inline void fetch_lines(const void* bucket) {
+    __builtin_prefetch(bucket);
+    __builtin_prefetch(static_cast<const char*>(bucket) + kLine);
+}
 
 // Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save half of a far lookup.
 inline void* pages_new(std::size_t bytes) {

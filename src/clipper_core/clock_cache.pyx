@@ -1,40 +1,42 @@
 """The prediction cache, and the table of evaluations in flight.
 
-Why set-associative. A CLOCK over the whole table keeps one hand, one list and therefore one lock or a scheme to do without;
-here a hand turns within a bucket of five ways, so a fill touches two cache lines and knows nothing of the rest, and
-a lookup reads the same two lines with no store beyond a reference bit. The price: up to 1.5 points of hit ratio, and a full
+Why set-associative. A CLOCK over the whole table keeps one hand and therefore one lock, or a scheme to do without;
+here a hand turns within a bucket of five ways, so a fill touches two cache lines and knows nothing of the rest, and a
+lookup reads the same two with no store beyond a reference bit. The price: up to 1.5 points of hit ratio; and a full
 bucket evicts while others have room, so capacity is buckets x ways and no promise to a key.
-Given up: per-thread shards with a map each (64 -> 88 ns a hit on two threads, against 17 -> 22), SIEVE (better on a static
-skew, worse by up to 6 points when popularity drifts), and 64-bit keys (with 10^6 entries one query in 10^13 would get a
-stranger's answer, at a million queries a second a few times a year). The lock-free steps and why they are right: clock_cache.hpp.
+Given up: shards with a map each (64 ns a hit on two threads, against 17); SIEVE (better on a static skew, worse by up
+to 6 points when popularity drifts); 64-bit keys (with 10^6 entries one query in 2 x 10^13 gets a stranger's answer: at
+a million queries a second, once or twice a year). The steps that threads race on, and why they are right:
+clock_cache.hpp.
 
-Memory. A power of two of buckets within three quarters of bytes_max, the rest for blobs. A blob's bytes are reserved before
-it enters and given back after it has left, so the sum never exceeds the bound, not for a moment. When a blob finds no room, a
-second hand turns over the buckets that hold blobs (a bit map names them) and takes those not referenced since its last turn;
-its work for one fill is bounded, and a blob that still finds no room is simply not cached.
+Memory. A power of two of buckets within three quarters of bytes_max, the rest for blobs. A blob's bytes are reserved
+before it enters and given back after it has left, so the bound holds at every moment. When a blob finds no room, a
+second hand turns over the buckets that hold blobs (a bit map names them) and takes those not referenced since its last
+turn; its work for one fill is bounded, and a blob that still finds no room is not cached.
 
-A lookup never waits: when it meets one writer after another it answers "miss". A blob is handed out under its bucket's lock,
-because between reading the pointer and counting the reference an eviction could free it.
+A lookup never waits: when it meets one writer after another it answers "miss". A blob is handed out under its bucket's
+lock, because between reading the pointer and counting the reference an eviction could free it.
 
 Source: Clipper (NSDI 2017) section 4.2; Corbato, "A paging experiment with the Multics system", 1968 (CLOCK).
 """
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.math cimport NAN
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
+from libcpp cimport bool
 
 import os
 
 from clipper_core.dtype cimport BOOL, BYTES, F64, I64, STR
-from clipper_core.machine cimport CHECK, acq_rel, aligned_new, atomic, i64, pause, relaxed, u8, u32, u64
-from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, Value, blob_data, blob_drop, blob_new, value_drop, value_hold,
-                                      value_object)
+from clipper_core.machine cimport CHECK, acq_rel, aligned_new, atomic, i64, relaxed, u8, u32, u64
+from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, Value, blob_data, blob_drop, blob_new, value_drop,
+                                      value_hold, value_object)
 from clipper_core.status cimport FULL, OK, Status, raise_for
 
 cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     enum:
         WAYS "clipper::kWays"
-        LOOKUP_TRIES "clipper::kLookupTries"
     u64 KEY_HI "clipper::kKeyHi"
     cdef cppclass HashSecret:
         pass
@@ -45,8 +47,7 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
         u64 word
         u8 tag
     cdef cppclass Bucket "clipper::Bucket<clipper::StdAtomics>":
-        atomic[u64] lo[5]
-        atomic[u64] hi[5]
+        pass
     cdef cppclass CacheMeters:
         atomic[u64] blob_bytes
         atomic[u64] entries
@@ -55,35 +56,20 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     void hash_secret(HashSecret* secret, u64 seed_lo, u64 seed_hi) noexcept
     HashedRow hash_row(const HashSecret& secret, u64 model, u64 salt, const void* row, u64 nbytes) noexcept
     Found bucket_find(Bucket& bucket, u64 lo, u64 hi) noexcept
-    bint bucket_try_lock(Bucket& bucket, u32* sequence) noexcept
+    Found bucket_find_held(Bucket& bucket, u64 lo, u64 hi, void (*hold)(Found) noexcept nogil) noexcept
     u32 bucket_lock(Bucket& bucket) noexcept
     void bucket_unlock(Bucket& bucket, u32 sequence) noexcept
-    void bucket_unlock_unchanged(Bucket& bucket, u32 sequence) noexcept
-    void bucket_touch(Bucket& bucket, int way) noexcept
     Found bucket_peek(const Bucket& bucket, int way) noexcept
     int bucket_way(const Bucket& bucket, u64 lo, u64 hi) noexcept
-    int bucket_choose(Bucket& bucket, u64 lo) noexcept
-    void bucket_write(Bucket& bucket, int way, u64 lo, u64 hi, u8 tag, u64 word) noexcept
-    bint bucket_spend(Bucket& bucket, int way) noexcept
+    Found bucket_fill(Bucket& bucket, u64 lo, u64 hi, Found value, bool* evicted) noexcept
+    Found bucket_take(Bucket& bucket, int way) noexcept
+    u32 bucket_sweep(Bucket& bucket, u8 tag) noexcept
     bint bucket_holds(const Bucket& bucket, u8 tag) noexcept
+    int first_bit(u64 word) noexcept
+    void map_write(atomic[u64]* words, u64 index, bint set) noexcept
+    void fetch_lines(const void* bucket) noexcept
     void* pages_new(size_t nbytes) noexcept
     void pages_free(void* pages, size_t nbytes) noexcept
-
-cdef extern from *:
-    """
-    static inline int first_bit(unsigned long long word) { return __builtin_ctzll(word); }
-    static inline void fetch_line(const void* p) { __builtin_prefetch(p); }
-    static inline void bit_set(std::atomic<std::uint64_t>& w, unsigned long long bit) {
-        w.fetch_or(bit, std::memory_order_relaxed);
-    }
-    static inline void bit_clear(std::atomic<std::uint64_t>& w, unsigned long long bit) {
-        w.fetch_and(~bit, std::memory_order_relaxed);
-    }
-    """
-    int first_bit(u64 word) noexcept nogil
-    void fetch_line(const void* p) noexcept nogil
-    void bit_set(atomic[u64]& word, u64 bit) noexcept nogil
-    void bit_clear(atomic[u64]& word, u64 bit) noexcept nogil
 
 cdef enum:
     BUCKET_BYTES = 128
@@ -110,20 +96,15 @@ cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u
     return key
 
 
-# -- making and ending -------------------------------------------------------------------------------------------------
-
-cdef u64 _buckets_for(u64 bytes_max) noexcept nogil:
-    cdef u64 buckets = 1
-    while buckets < (<u64> 1 << 48) and buckets * 2 * BUCKET_BYTES <= bytes_max - bytes_max // 4:
-        buckets *= 2
-    return buckets
-
+# -- making and ending ------------------------------------------------------------------------------------------------
 
 cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nogil:
-    cdef u64 buckets = _buckets_for(bytes_max)
+    cdef u64 buckets = 1
     cdef CacheState* cache = <CacheState*> aligned_new(sizeof(CacheState))
     if cache == NULL:
         return NULL
+    while buckets < (<u64> 1 << 48) and buckets * 2 * BUCKET_BYTES <= bytes_max - bytes_max // 4:
+        buckets *= 2
     cache.pages_bytes = buckets * BUCKET_BYTES + (buckets + 63) // 64 * 8
     cache.table = <Bucket*> pages_new(cache.pages_bytes)
     if cache.table == NULL:
@@ -136,99 +117,68 @@ cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nog
     return cache
 
 
-cdef void _drop_blobs(Bucket* bucket) noexcept nogil:
-    cdef Found held
-    for way in range(WAYS):
-        held = bucket_peek(bucket[0], way)
-        if held.tag == TAG_BLOB:
-            blob_drop(<Blob*> held.word)
-
-
 cdef void cache_free(CacheState* cache) noexcept nogil:
     """Nobody may use the cache any more."""
-    cdef u64 word, bits
+    cdef u64 index
+    cdef int way
+    cdef Found held
     if cache == NULL:
         return
-    for word in range((cache.mask + 64) // 64):
-        bits = cache.blob_map[word].load(relaxed)
-        while bits:
-            _drop_blobs(cache.table + word * 64 + first_bit(bits))
-            bits &= bits - 1
+    for index in range(cache.mask + 1):
+        if cache.blob_map[index >> 6].load(relaxed) >> (index & 63) & 1:
+            for way in range(WAYS):
+                held = bucket_peek(cache.table[index], way)
+                if held.tag == TAG_BLOB:
+                    blob_drop(<Blob*> held.word)
     pages_free(cache.table, cache.pages_bytes)
     free(cache)
 
 
-# -- looking up --------------------------------------------------------------------------------------------------------
+# -- looking up -------------------------------------------------------------------------------------------------------
 
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil:
-    cdef const char* bucket = <const char*> (cache.table + (key.hi & cache.mask))
-    fetch_line(bucket)
-    fetch_line(bucket + 64)
+    fetch_lines(cache.table + (key.hi & cache.mask))
 
 
-cdef bint _lookup_blob(Bucket* bucket, const Key* key, Value* out) noexcept nogil:
-    cdef Found held
-    cdef u32 sequence = 0
-    cdef int tries = 0, way
-    while not bucket_try_lock(bucket[0], &sequence):
-        tries += 1
-        if tries == LOOKUP_TRIES:
-            return False
-        pause()
-    way = bucket_way(bucket[0], key.lo, key.hi)
-    if way >= 0:
-        held = bucket_peek(bucket[0], way)
-        out.word = held.word
-        out.tag = held.tag
-        value_hold(out)
-        bucket_touch(bucket[0], way)
-    bucket_unlock_unchanged(bucket[0], sequence)
-    return way >= 0
+cdef void _hold(Found found) noexcept nogil:
+    if found.tag == TAG_BLOB:
+        (<Blob*> found.word).refs.fetch_add(1, relaxed)
 
 
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil:
     cdef Bucket* bucket = cache.table + (key.hi & cache.mask)
     cdef Found found = bucket_find(bucket[0], key.lo, key.hi)
     if found.tag == TAG_BLOB:
-        return _lookup_blob(bucket, key, out)
+        found = bucket_find_held(bucket[0], key.lo, key.hi, _hold)
     out.word = found.word
     out.tag = found.tag
     return found.tag != TAG_NONE
 
 
-# -- filling -----------------------------------------------------------------------------------------------------------
+# -- filling ----------------------------------------------------------------------------------------------------------
 
 cdef inline u64 _blob_cost(const Blob* blob) noexcept nogil:
     return BLOB_OVERHEAD + blob.nbytes
 
 
-cdef void _map_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:
-    """Bring the bucket's bit of the blob map up to date. Under the bucket's lock."""
-    cdef u64 index = <u64> (bucket - cache.table)
-    cdef atomic[u64]* word = cache.blob_map + (index >> 6)
-    cdef u64 bit = <u64> 1 << (index & 63)
-    cdef bint holds = bucket_holds(bucket[0], TAG_BLOB)
-    if holds and not (word.load(relaxed) & bit):
-        bit_set(word[0], bit)
-    elif not holds and (word.load(relaxed) & bit):
-        bit_clear(word[0], bit)
+cdef inline void _map_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:
+    map_write(cache.blob_map, <u64> (bucket - cache.table), bucket_holds(bucket[0], TAG_BLOB))
 
 
 cdef void _left(CacheState* cache, Found gone) noexcept nogil:
-    """What has left its bucket: give back its bytes and the cache's reference. Without the lock: freeing may take long."""
+    """What has left its bucket: give back its bytes and the cache's reference. Not under the lock: free() is slow."""
     if gone.tag == TAG_BLOB:
         cache.meters.blob_bytes.fetch_sub(_blob_cost(<Blob*> gone.word), acq_rel)
         blob_drop(<Blob*> gone.word)
 
 
-cdef void _evict_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:
+cdef void _evict(CacheState* cache, Bucket* bucket, u32 sequence, u32 ways) noexcept nogil:
+    """Empty these ways (a bit each) of the bucket, whose lock the caller holds, and unlock it."""
     cdef Found gone[5]
     cdef int count = 0, way
-    cdef u32 sequence = bucket_lock(bucket[0])
     for way in range(WAYS):
-        gone[count] = bucket_peek(bucket[0], way)
-        if gone[count].tag == TAG_BLOB and not bucket_spend(bucket[0], way):
-            bucket_write(bucket[0], way, 0, 0, TAG_NONE, 0)
+        if ways >> way & 1:
+            gone[count] = bucket_take(bucket[0], way)
             count += 1
     _map_blobs(cache, bucket)
     bucket_unlock(bucket[0], sequence)
@@ -238,11 +188,21 @@ cdef void _evict_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:
         _left(cache, gone[i])
 
 
+cdef void _forget(CacheState* cache, const Key* key) noexcept nogil:
+    """A value that cannot be cached must not leave its predecessor behind."""
+    cdef Bucket* bucket = cache.table + (key.hi & cache.mask)
+    cdef u32 sequence = bucket_lock(bucket[0])
+    cdef int way = bucket_way(bucket[0], key.lo, key.hi)
+    _evict(cache, bucket, sequence, <u32> 1 << way if way >= 0 else 0)
+
+
 cdef bint _reserve(CacheState* cache, u64 cost) noexcept nogil:
-    """Room for a blob, or False. Two threads may share the hand's turn; both then see fewer blobs, and no harm is done."""
+    """Room for a blob, or False. Two threads may share a turn of the hand: both see fewer blobs, no harm is done."""
     cdef u64 used = cache.meters.blob_bytes.load(relaxed)
     cdef u64 position, bits
     cdef int visits = 0, words = 0
+    cdef u32 sequence
+    cdef Bucket* bucket
     if cost > cache.blob_bytes_max // 8:
         return False
     while True:
@@ -261,54 +221,31 @@ cdef bint _reserve(CacheState* cache, u64 cost) noexcept nogil:
         visits += 1
         position += <u64> first_bit(bits)
         cache.meters.blob_hand.store((position + 1) & cache.mask, relaxed)
-        _evict_blobs(cache, cache.table + position)
+        bucket = cache.table + position
+        sequence = bucket_lock(bucket[0])
+        _evict(cache, bucket, sequence, bucket_sweep(bucket[0], TAG_BLOB))
         used = cache.meters.blob_bytes.load(relaxed)
-
-
-cdef void _forget(CacheState* cache, const Key* key) noexcept nogil:
-    """A value that cannot be cached must not leave its predecessor behind."""
-    cdef Bucket* bucket = cache.table + (key.hi & cache.mask)
-    cdef Found gone
-    cdef u32 sequence = bucket_lock(bucket[0])
-    cdef int way = bucket_way(bucket[0], key.lo, key.hi)
-    if way < 0:
-        bucket_unlock_unchanged(bucket[0], sequence)
-        return
-    gone = bucket_peek(bucket[0], way)
-    bucket_write(bucket[0], way, 0, 0, TAG_NONE, 0)
-    bucket_spend(bucket[0], way)
-    if gone.tag == TAG_BLOB:
-        _map_blobs(cache, bucket)
-    bucket_unlock(bucket[0], sequence)
-    cache.meters.entries.fetch_sub(1, relaxed)
-    cache.meters.evictions.fetch_add(1, relaxed)
-    _left(cache, gone)
 
 
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil:
     cdef Bucket* bucket = cache.table + (key.hi & cache.mask)
-    cdef Value held = value[0]
-    cdef Found gone
+    cdef Found held = Found(value.word, value.tag), gone
+    cdef bool evicted = False
     cdef u32 sequence
-    cdef int way
-    cdef bint replaced
     if held.tag == TAG_NONE:
         return
     if held.tag == TAG_BLOB and not _reserve(cache, _blob_cost(<Blob*> held.word)):
         _forget(cache, key)
         return
-    value_hold(&held)
+    _hold(held)
     sequence = bucket_lock(bucket[0])
-    replaced = bucket_way(bucket[0], key.lo, key.hi) >= 0
-    way = bucket_choose(bucket[0], key.lo)
-    gone = bucket_peek(bucket[0], way)
-    bucket_write(bucket[0], way, key.lo, key.hi, held.tag, held.word)
+    gone = bucket_fill(bucket[0], key.lo, key.hi, held, &evicted)
     if gone.tag == TAG_BLOB or held.tag == TAG_BLOB:
         _map_blobs(cache, bucket)
     bucket_unlock(bucket[0], sequence)
     if gone.tag == TAG_NONE:
         cache.meters.entries.fetch_add(1, relaxed)
-    elif not replaced:
+    elif evicted:
         cache.meters.evictions.fetch_add(1, relaxed)
     _left(cache, gone)
 
@@ -325,7 +262,7 @@ cdef u64 cache_evictions(const CacheState* cache) noexcept nogil:
     return (<CacheState*> cache).meters.evictions.load(relaxed)
 
 
-# -- evaluations in flight ---------------------------------------------------------------------------------------------
+# -- evaluations in flight --------------------------------------------------------------------------------------------
 # Linear probing at half load at most; a removal shifts its followers back, so that there are no tombstones to clean up.
 
 cdef struct Flight:
@@ -410,17 +347,18 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil:
     return table.count
 
 
-# -- the Python door ---------------------------------------------------------------------------------------------------
+# -- the Python door --------------------------------------------------------------------------------------------------
 
 cdef class SharedBlob:
-    """Threads: any. Bytes that a cache can hold by reference; `refs` counts the holders, this object being one of them."""
+    """Threads: any. Bytes or text that a cache holds by reference; `refs` counts the holders, this object too."""
     cdef Blob* blob
 
-    def __cinit__(self, bytes data not None):
-        self.blob = blob_new(PyBytes_AS_STRING(data), <u64> len(data))
+    def __cinit__(self, data):
+        cdef bytes content = data.encode() if isinstance(data, str) else data
+        self.blob = blob_new(PyBytes_AS_STRING(content), <u64> len(content))
         if self.blob == NULL:
             raise MemoryError("no memory for a blob")
-        self.blob.dtype = BYTES
+        self.blob.dtype = STR if isinstance(data, str) else BYTES
 
     def __dealloc__(self):
         if self.blob != NULL:
@@ -431,102 +369,90 @@ cdef class SharedBlob:
         return self.blob.refs.load(relaxed)
 
 
-cdef Value _blob_value(bytes data, int dtype) except *:
-    cdef Value value
-    cdef Blob* blob = blob_new(PyBytes_AS_STRING(data), <u64> len(data))
-    if blob == NULL:
-        raise MemoryError("no memory for a blob")
-    blob.dtype = <u8> dtype
-    value.word = <u64> blob
-    value.tag = TAG_BLOB
-    return value
-
-
 cdef Value _value_of(object output) except *:
     """With a reference of its own, if it is a blob."""
     cdef Value value
     cdef double number
-    if isinstance(output, float):
-        number = output
-        memcpy(&value.word, &number, 8)
-        value.tag = F64
-    elif isinstance(output, bool):
-        value.word = 1 if output else 0
-        value.tag = BOOL
-    elif isinstance(output, int):
-        value.word = <u64> <i64> output
-        value.tag = I64
-    elif isinstance(output, bytes):
-        value = _blob_value(output, BYTES)
-    elif isinstance(output, str):
-        value = _blob_value(output.encode(), STR)
-    elif isinstance(output, SharedBlob):
+    if isinstance(output, (bytes, str)):
+        return _value_of(SharedBlob(output))
+    if isinstance(output, SharedBlob):
         value.word = <u64> (<SharedBlob> output).blob
         value.tag = TAG_BLOB
         value_hold(&value)
+    elif isinstance(output, float):
+        number = output
+        memcpy(&value.word, &number, 8)
+        value.tag = F64
+    elif isinstance(output, int):
+        value.tag = BOOL if type(output) is type(True) else I64
+        value.word = <u64> <i64> output
     else:
         raise TypeError(f"the cache takes float, int, bool, bytes and str, not {type(output).__name__}")
     return value
 
 
-cdef u64 _row_count(Py_ssize_t nbytes, Py_ssize_t row_bytes) except? 0:
-    if row_bytes < 1 or nbytes % row_bytes:
-        raise ValueError(f"{nbytes} bytes are not a whole number of rows of {row_bytes} bytes")
-    return <u64> (nbytes // row_bytes)
+cdef class _Rows:
+    """A borrowed buffer seen as `n` rows of `row_bytes` bytes."""
+    cdef Py_buffer view
+    cdef u64 n, row_bytes
+
+    def __cinit__(self, rows, u64 row_bytes):
+        PyObject_GetBuffer(rows, &self.view, PyBUF_SIMPLE)
+        if row_bytes == 0 or <u64> self.view.len % row_bytes:
+            raise ValueError(f"{self.view.len} bytes are not a whole number of rows of {row_bytes} bytes")
+        self.n = <u64> self.view.len // row_bytes
+        self.row_bytes = row_bytes
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+    cdef const char* row(self, u64 i) noexcept nogil:
+        return <const char*> self.view.buf + i * self.row_bytes
 
 
-cdef u64 _lookup_rows(CacheState* cache, u64 model, u64 salt, const char* rows, u64 row_bytes, u64 n,
-                      double* out) noexcept nogil:
+cdef void _lookup_rows(CacheState* cache, u64 model, u64 salt, _Rows rows, u64 start, u64 n,
+                       double* out) noexcept nogil:
+    """At most PREFETCH rows: while one bucket is on its way from memory the next key is hashed."""
     cdef Key keys[32]
     cdef Value value
-    cdef u64 start, i, m, hits = 0
-    for start in range(0, n, PREFETCH):
-        m = min(<u64> PREFETCH, n - start)
-        for i in range(m):
-            keys[i] = key_of(cache, model, salt, rows + (start + i) * row_bytes, row_bytes)
-            cache_prefetch(cache, &keys[i])
-        for i in range(m):
-            if cache_lookup(cache, &keys[i], &value):
-                hits += 1
-                if value.tag == F64:
-                    memcpy(&out[start + i], &value.word, 8)
-                value_drop(&value)
-    return hits
+    cdef u64 i
+    for i in range(n):
+        keys[i] = key_of(cache, model, salt, rows.row(start + i), rows.row_bytes)
+        cache_prefetch(cache, &keys[i])
+    for i in range(n):
+        out[i] = NAN
+        if cache_lookup(cache, &keys[i], &value):
+            if value.tag == F64:
+                memcpy(&out[i], &value.word, 8)
+            value_drop(&value)
 
 
-cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared, u64 shared_count, u64* hits) noexcept nogil:
-    """Lookups and fills of random keys whose values tell their key; answers how many hits told another one."""
+cdef bint _tells(const Value* value, u64 name) noexcept nogil:
+    if value.tag != TAG_BLOB:
+        return value.tag == I64 and value.word == name * <u64> 0x9e3779b97f4a7c15
+    return (<Blob*> value.word).nbytes == 8 and (<u64*> blob_data(<Blob*> value.word))[0] == name
+
+
+cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared, u64* hits) noexcept nogil:
     cdef Key key
     cdef Value value
-    cdef u64 op, name, wrong = 0, state = seed * 2 + 1, told[16]
-    for op in range(ops):
+    cdef u64 _op, name, wrong = 0, state = seed * 2 + 1
+    for _op in range(ops):
         state = state * <u64> 6364136223846793005 + <u64> 1442695040888963407
         name = (state >> 33) % key_max
         key = key_of(cache, 1, 0, &name, 8)
         if (state >> 20) & 7 and cache_lookup(cache, &key, &value):
             hits[0] += 1
-            if value.tag == TAG_BLOB and shared_count == 0:
-                memcpy(told, blob_data(<Blob*> value.word), 128)
-                wrong += (told[0] != name) | (told[15] != name) | ((<Blob*> value.word).nbytes != 128)
-            elif value.tag == TAG_BLOB:
-                wrong += value.word != <u64> shared[name % shared_count]
-            else:
-                wrong += value.word != name * <u64> 0x9e3779b97f4a7c15 or value.tag != I64
+            wrong += not _tells(&value, name)
             value_drop(&value)
             continue
-        if (state >> 25) & 1:
-            value.tag = I64
-            value.word = name * <u64> 0x9e3779b97f4a7c15
-            cache_fill(cache, &key, &value)
-            continue
-        for i in range(16):
-            told[i] = name
-        value.tag = TAG_BLOB
-        value.word = <u64> (shared[name % shared_count] if shared_count else blob_new(told, 128))
-        if shared_count:
-            value_hold(&value)
+        value.tag = I64 if (state >> 25) & 1 else TAG_BLOB
+        value.word = name * <u64> 0x9e3779b97f4a7c15
+        if value.tag == TAG_BLOB:
+            value.word = <u64> (shared[name] if shared != NULL else blob_new(&name, 8))
         cache_fill(cache, &key, &value)
-        value_drop(&value)
+        if shared == NULL:
+            value_drop(&value)
     return wrong
 
 
@@ -560,22 +486,15 @@ cdef class ClockCache:
         cdef Key key = self._key(model, row, salt)
         return key.lo, key.hi
 
-    def keys(self, u64 model, rows, Py_ssize_t row_bytes, u64 salt=0):
-        """The keys of all rows of `row_bytes` bytes each, as bytes: u64[n, 2]. Raises ValueError for a part of a row."""
-        cdef Py_buffer view
-        cdef object out
-        cdef Key* keys
-        cdef u64 n, i
-        PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
-        try:
-            n = _row_count(view.len, row_bytes)
-            out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (n * sizeof(Key)))
-            keys = <Key*> PyBytes_AS_STRING(out)
-            with nogil:
-                for i in range(n):
-                    keys[i] = key_of(self.state, model, salt, <char*> view.buf + i * <u64> row_bytes, <u64> row_bytes)
-        finally:
-            PyBuffer_Release(&view)
+    def keys(self, u64 model, rows, u64 row_bytes, u64 salt=0):
+        """The keys of rows of `row_bytes` bytes each, as bytes: u64[n, 2]. Raises ValueError for a part of a row."""
+        cdef _Rows given = _Rows(rows, row_bytes)
+        cdef object out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (given.n * sizeof(Key)))
+        cdef Key* keys = <Key*> PyBytes_AS_STRING(out)
+        cdef u64 i
+        with nogil:
+            for i in range(given.n):
+                keys[i] = key_of(self.state, model, salt, given.row(i), row_bytes)
         return out
 
     def lookup(self, u64 model, row, u64 salt=0):
@@ -589,68 +508,41 @@ cdef class ClockCache:
         finally:
             value_drop(&value)
 
-    def lookup_many(self, u64 model, rows, Py_ssize_t row_bytes, out, u64 salt=0):
-        """How many rows are resident; their f64 predictions go to `out` (f64[n], writable), which else stays as it is."""
-        cdef Py_buffer view, result
-        cdef u64 n, hits
-        PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
-        try:
-            n = _row_count(view.len, row_bytes)
-            PyObject_GetBuffer(out, &result, PyBUF_WRITABLE)
-            try:
-                if <u64> result.len != n * 8:
-                    raise ValueError(f"out has {result.len} bytes; {n} rows need {n * 8}")
-                with nogil:
-                    hits = _lookup_rows(self.state, model, salt, <char*> view.buf, <u64> row_bytes, n, <double*> result.buf)
-            finally:
-                PyBuffer_Release(&result)
-        finally:
-            PyBuffer_Release(&view)
-        return hits
+    def lookup_many(self, u64 model, rows, u64 row_bytes, u64 salt=0):
+        """The f64 predictions of all rows, NaN where there is none, as bytes: f64[n]. Errors as in `keys`."""
+        cdef _Rows given = _Rows(rows, row_bytes)
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (given.n * 8))
+        cdef double* values = <double*> PyBytes_AS_STRING(out)
+        cdef u64 done = 0, n
+        with nogil:
+            while done < given.n:
+                n = min(given.n - done, <u64> PREFETCH)
+                _lookup_rows(self.state, model, salt, given, done, n, values + done)
+                done += n
+        return out
 
     def fill(self, u64 model, row, value, u64 salt=0):
-        """Insert or replace. Text and bytes larger than an eighth of the room for blobs are not kept. Raises TypeError."""
+        """Insert or replace. A blob larger than an eighth of the room for blobs is not kept. Raises TypeError."""
         cdef Key key = self._key(model, row, salt)
         cdef Value held = _value_of(value)
         cache_fill(self.state, &key, &held)
         value_drop(&held)
 
-    def fill_many(self, u64 model, rows, Py_ssize_t row_bytes, double[::1] values not None, u64 salt=0):
-        """Insert or replace one f64 prediction a row."""
-        cdef Py_buffer view
-        cdef Key key
-        cdef Value value
-        cdef u64 n, i
-        PyObject_GetBuffer(rows, &view, PyBUF_SIMPLE)
-        try:
-            n = _row_count(view.len, row_bytes)
-            if n != <u64> values.shape[0]:
-                raise ValueError(f"{n} rows, {values.shape[0]} values")
-            with nogil:
-                for i in range(n):
-                    key = key_of(self.state, model, salt, <char*> view.buf + i * <u64> row_bytes, <u64> row_bytes)
-                    memcpy(&value.word, &values[i], 8)
-                    value.tag = F64
-                    cache_fill(self.state, &key, &value)
-        finally:
-            PyBuffer_Release(&view)
+    def race(self, u64 seed, u64 ops, u64 key_max, tuple shared=()):
+        """Random lookups and fills without the GIL; -> (hits, wrong answers). For tests: run it from many threads.
 
-    def race(self, u64 seed, u64 ops, u64 key_max, shared=()):
-        """Random lookups and fills without the GIL; -> (hits, wrong answers). For tests: run it from many threads at once.
-
-        Half of the fills are scalars, half blobs: fresh ones of 128 bytes, or those of `shared` (SharedBlob).
+        Half of the fills are scalars, half blobs: fresh ones, or those of `shared`, where blob i tells i in 8 bytes.
         """
-        cdef list blobs = list(shared)
-        cdef Blob** pointers = <Blob**> calloc(len(blobs) + 1, sizeof(Blob*))
-        cdef u64 hits = 0, wrong, count = <u64> len(blobs)
-        if pointers == NULL or key_max == 0:
-            free(pointers)
-            raise ValueError("key_max must be at least 1")
-        for i in range(len(blobs)):
-            pointers[i] = (<SharedBlob?> blobs[i]).blob
+        cdef Blob* blobs[256]
+        cdef u64 hits = 0, wrong
+        cdef Blob** given = NULL
+        if not 0 < key_max or len(shared) > 256 or (shared and <u64> len(shared) != key_max):
+            raise ValueError("key_max is at least 1, and shared has as many blobs, at most 256")
+        for i in range(len(shared)):
+            given = blobs
+            blobs[i] = (<SharedBlob?> shared[i]).blob
         with nogil:
-            wrong = _race(self.state, seed, ops, key_max, pointers, count, &hits)
-        free(pointers)
+            wrong = _race(self.state, seed, ops, key_max, given, &hits)
         return hits, wrong
 
     @property

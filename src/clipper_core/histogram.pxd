@@ -1,6 +1,6 @@
-# Counters and latency histograms that any thread may bump and any thread may read: relaxed atomics, no locks, no allocation.
-# A histogram is log-linear: values below 16 exactly, above that 8 buckets per power of two (<= 12.5 % wide), up to 2^42;
-# greater values share the last bucket.
+# Counters and latency histograms that any thread may bump and any thread may read: relaxed atomics, no locks, no
+# allocation. A histogram is log-linear: values below 16 exactly, above that 8 buckets per power of two (<= 12.5 %
+# wide), up to 2^42; greater values share the last bucket.
 from clipper_core.machine cimport atomic, u32, u64
 
 cdef enum:

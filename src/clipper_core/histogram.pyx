@@ -1,7 +1,7 @@
 """Latency histograms and counters: bumped by any thread without a lock, read by any thread without stopping them.
 
-A value costs two relaxed additions. A snapshot reads bucket by bucket while others go on recording, so its count and sum may
-differ by the few records in flight; each alone is exact once the recorders rest.
+A value costs two relaxed additions. A snapshot reads bucket by bucket while others go on recording, so its count and
+sum may differ by the few records in flight; each alone is exact once the recorders rest.
 """
 from libc.math cimport NAN
 from libc.stdlib cimport free
@@ -56,7 +56,7 @@ cdef object histogram_snapshot(Histogram* h):
 
 
 cdef class Snapshot:
-    """Threads: any (it does not change). What a histogram held: `later - earlier` is what came between, `a + b` both.
+    """Threads: any (it never changes). What a histogram held: `later - earlier` is what came between, `a + b` both.
 
     `Snapshot()` is empty. Values keep the unit they were recorded in; the sum is exact modulo 2**64.
     """
@@ -94,11 +94,12 @@ cdef class Snapshot:
     def quantile(self, double q):
         """The value of rank ceil(q * count), q from 0 to 1; nan if there are none.
 
-        Exact below 16. Above, the k-th of c values in a bucket is taken to lie k/c of the way to the bucket's upper edge: a
-        lone value reads as that edge, and no estimate is more than 12.5 % from the value it stands for. Raises ValueError for q
-        outside 0 to 1.
+        Exact below 16. Above, the k-th of c values in a bucket is taken to lie k/c of the way to the bucket's upper
+        edge: a lone value reads as that edge, and no estimate is more than 12.5 % from the value it stands for.
+        Raises ValueError for q outside 0 to 1.
         """
         cdef u64 rank, below = 0
+        cdef double share
         cdef u32 i
         if not 0.0 <= q <= 1.0:
             raise ValueError(f"q must be from 0 to 1, not {q}")
@@ -109,7 +110,8 @@ cdef class Snapshot:
             if below + self.counts[i] >= rank:
                 break
             below += self.counts[i]
-        return bucket_low(i) + <double> (bucket_high(i) - bucket_low(i)) * <double> (rank - below) / <double> self.counts[i]
+        share = <double> (rank - below) / <double> self.counts[i]
+        return bucket_low(i) + <double> (bucket_high(i) - bucket_low(i)) * share
 
     cdef u64 _rank(self, double q):
         cdef double exact = q * <double> self._count
@@ -119,7 +121,7 @@ cdef class Snapshot:
         return min(max(rank, <u64> 1), self._count)
 
     def count_at_most(self, u64 value):
-        """How many values are surely <= `value`: those of the buckets that end at or below it. Exact at a bucket's `high`."""
+        """How many values are surely <= `value`: those of buckets that end by it. Exact at a bucket's `high`."""
         cdef u64 total = 0
         cdef u32 i
         for i in range(BUCKETS):
@@ -129,7 +131,7 @@ cdef class Snapshot:
         return total
 
     def buckets(self):
-        """The buckets in use, rising: (low, high, count), both edges inclusive. The last of all also holds values above it."""
+        """The buckets in use, rising: (low, high, count), edges inclusive; the last one also holds greater values."""
         cdef u32 i
         return [(bucket_low(i), bucket_high(i), self.counts[i]) for i in range(BUCKETS) if self.counts[i]]
 

@@ -30,3 +30,4 @@ cdef void value_hold(Value* value) noexcept nogil     # one more reference, if i
 cdef void value_drop(Value* value) noexcept nogil
 cdef object value_object(Value* value)                # -> int | float | bool | str | bytes | ndarray; needs the GIL
 cdef object value_confidence(Value* value)            # -> float | None
+cdef Value object_value(object output) except *       # a new reference; TypeError for what no prediction can be

@@ -97,3 +97,55 @@ cdef object value_confidence(Value* value):
     if value.tag != TAG_BLOB or not (<Blob*> value.word).has_confidence:
         return None
     return (<Blob*> value.word).confidence
+
+
+cdef extern from *:
+    """
+    static inline unsigned long long f64_word(double d) { unsigned long long w; memcpy(&w, &d, 8); return w; }
+    """
+    u64 f64_word(double) noexcept nogil
+
+
+cdef Value object_value(object output) except *:
+    cdef Value value
+    value.tag = TAG_NONE
+    value.word = 0
+    if isinstance(output, bool):
+        value.word, value.tag = <u64> (1 if output else 0), BOOL
+    elif isinstance(output, int):
+        value.word, value.tag = <u64> <i64> output, I64
+    elif isinstance(output, float):
+        value.word, value.tag = f64_word(output), F64
+    elif isinstance(output, str):
+        value = _blob_value(STR, output.encode(), ())
+    elif isinstance(output, (bytes, bytearray)):
+        value = _blob_value(BYTES, bytes(output), ())
+    elif isinstance(output, np.generic):
+        value = object_value(output.item())
+    elif isinstance(output, np.ndarray):
+        value = _array_value(output)
+    else:
+        raise TypeError(f"a prediction is a number, str, bytes or ndarray, not {type(output).__name__}")
+    return value
+
+
+cdef Value _array_value(object array) except *:
+    for dtype, numpy_dtype in _dtypes.items():
+        if array.dtype == numpy_dtype and array.ndim <= RANK_MAX:
+            return _blob_value(dtype, array.tobytes(), array.shape)
+    raise TypeError(f"no prediction has dtype {array.dtype} and {array.ndim} dimensions")
+
+
+cdef Value _blob_value(int dtype, bytes data, tuple shape) except *:
+    cdef Value value
+    cdef Blob* blob = blob_new(<const char*> data, <u64> len(data))
+    cdef u32 i
+    if blob == NULL:
+        raise MemoryError("no memory for a prediction")
+    blob.dtype = <u8> dtype
+    blob.rank = <u8> len(shape)
+    for i in range(len(shape)):
+        blob.dims[i] = shape[i]
+    value.word = <u64> blob
+    value.tag = TAG_BLOB
+    return value

@@ -43,6 +43,10 @@ struct Cells {
             }
         }
     }
+    bool full() const {
+        std::uint64_t t = tail.load(std::memory_order_relaxed);
+        return turn(t).load(std::memory_order_acquire) < base(t);
+    }
     // Sequentially consistent: the producer reads the consumer's sleep flag next (store, then load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
     bool published(std::uint64_t pos) const { return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1; }

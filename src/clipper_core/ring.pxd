@@ -10,6 +10,7 @@ cdef extern from "ring.hpp" namespace "clipper" nogil:
         u64 size
         void init(atomic[u64]* zeros, u64 n) noexcept
         bint claim(u64* pos) noexcept
+        bint full() noexcept                 # a claim now would say no
         void publish(u64 pos) noexcept
         bint published(u64 pos) noexcept
         void release(u64 pos) noexcept

@@ -3,34 +3,35 @@
 Nearly every timer of a serving system is cancelled: its query is answered in time. So the wheel makes inserting and
 forgetting cheap, and everything else a sequential walk over memory.
 
-Time is cut into ticks, the greatest power of two microseconds not above `tick_us`. A ticket belongs to the first tick that
-starts at or after its deadline and fires when that tick starts: never early, less than a tick late. A deadline that the
-wheel has already passed fires on the next advance.
+Time is cut into ticks, the greatest power of two microseconds not above `tick_us`. A ticket belongs to the first tick
+that starts at or after its deadline and fires when that tick starts: never early, less than a tick late. A deadline
+that the wheel has already passed fires on the next advance.
 
-A bucket is a stack of chunks of 31 entries. Inserting writes 16 bytes at its top; expiring and moving read downwards. The
-stack, where the textbook has a doubly linked list, needs no memory per entry beyond the entry, and only its topmost chunk is
-ever partly filled, whatever happens to the bucket. What is given up: entries of one tick fire in no promised order,
-and an entry cannot be found again. Cancelling is therefore lazy: the owner of the ticket forgets it, and the wheel asks
-`is_live` when it meets the entry.
+A bucket is a stack of chunks of 31 entries. Inserting writes 16 bytes at its top; expiring and moving read downwards.
+The stack, where the textbook has a doubly linked list, needs no memory per entry beyond the entry, and only its
+topmost chunk is ever partly filled, whatever happens to the bucket. What is given up: entries of one tick fire in no
+promised order, and an entry cannot be found again. Cancelling is therefore lazy: the owner of the ticket forgets it,
+and the wheel asks `is_live` when it meets the entry.
 
-Level L has buckets of 256**L ticks. The textbook gives it 256 of them and empties a whole bucket of level L+1 into them when
-time enters it: with a million timers seconds ahead that is one stop of many milliseconds. Here a level has 512 buckets, those
-of the block of 256 that time is in and those of the next. So the bucket that time will enter next can be emptied ahead of
-need, some chunks on each advance; and an entry that is at most one block ahead goes to its finer level at once. What was not
-moved ahead (the wheel was not advanced for a while) is moved on entering. One call looks at WORK_MAX entries at most;
-what is left keeps `wheel_next_us` at the present, so a loop that polls until then comes back after it has served its sockets.
+Level L has buckets of 256**L ticks. The textbook gives it 256 of them and empties a whole bucket of level L+1 into
+them when time enters it: with a million timers seconds ahead that is one stop of many milliseconds. Here a level has
+512 buckets, those of the block of 256 that time is in and those of the next. So the bucket that time will enter next
+can be emptied ahead of need, some chunks on each advance; and an entry that is at most one block ahead goes to its
+finer level at once. What was not moved ahead (the wheel was not advanced for a while) is moved on entering. One call
+looks at WORK_MAX entries at most; what is left keeps `wheel_next_us` at the present, so a loop that polls until then
+comes back after it has served its sockets.
 
 Eight levels cover every microsecond below 2**62, so there is no horizon to fall off; the upper four cost 32 KB of
-memory that is never touched. A bitmap of 512 bits a level finds the next bucket in a few instructions: a gap of minutes is one
-step.
+memory that is never touched. A bitmap of 512 bits a level finds the next bucket in a few instructions: a gap of
+minutes is one step.
 
 Memory: chunks come from slabs that are added as entries are, and are kept until the wheel is freed. n entries in B
-buckets need at most n/31 + B chunks however they lie; insert adds a slab before that bound is reached, so moving entries never
-allocates, and insert is the only call that can fail.
+buckets need at most n/31 + B chunks however they lie; insert adds a slab before that bound is reached, so moving
+entries never allocates, and insert is the only call that can fail.
 
 At `entries_max` a hand goes round the slabs and takes out the dead, SWEEP entries on each insert. A sweep of
-everything at once would free more, and stand still for 5-30 ms at a million entries. The price: if the dead lie together
-behind many living ones, some inserts are refused until the hand reaches them.
+everything at once would free more, and stand still for 5-30 ms at a million entries. The price: if the dead lie
+together behind many living ones, some inserts are refused until the hand reaches them.
 
 Source: Varghese & Lauck, "Hashed and Hierarchical Timing Wheels" (SOSP 1987).
 """
@@ -49,7 +50,7 @@ cdef enum:
     CHUNK = 31                   # entries of a chunk: 512 bytes
     SLAB = 128                   # chunks of a slab: 64 KB
     FREE = LEVELS * SPAN         # the home of a chunk that no bucket holds
-    WORK_MAX = 16384             # entries one advance looks at: 0.1 ms, 0.5 ms if every is_live misses the cache
+    WORK_MAX = 16384             # entries one advance looks at: 0.1 ms, or 0.5 if every is_live misses the cache
     AHEAD = 1024                 # entries moved ahead of need for each tick that passed
     AHEAD_TICKS = 16
     SWEEP = 512                  # chunks and entries one sweep looks at
@@ -371,8 +372,8 @@ cdef u32 wheel_advance(Wheel* wheel, u64 now_us, u64* due, u32 due_max) noexcept
 
 
 cdef u64 wheel_next_us(Wheel* wheel) noexcept nogil:
-    # A bucket that time will enter next asks for the very next tick, and a later one for the tick at which it becomes that one:
-    # so a sleeping loop wakes to move entries ahead before they are urgent.
+    # A bucket that time will enter next asks for the very next tick, and a later one for the tick at which it becomes
+    # that one: so a sleeping loop wakes to move entries ahead before they are urgent.
     cdef u64 bound = NEVER
     cdef u64 position, steps
     cdef u32 level
@@ -433,7 +434,7 @@ cdef class TimerWheel:
         return wheel_count(self.wheel)
 
     def insert(self, u64 deadline_us, u64 ticket):
-        """Hold `ticket`, a number never used before, until `deadline_us`. Raises the error bound to FULL or NO_MEMORY."""
+        """Hold `ticket`, a number never used before, until `deadline_us`; raises what is bound to FULL or NO_MEMORY."""
         cdef Status status
         if self.held.count(ticket):
             raise ValueError(f"ticket {ticket} is held already")
@@ -448,8 +449,8 @@ cdef class TimerWheel:
         return self.held.erase(ticket) != 0
 
     def advance(self, u64 now_us):
-        """Tickets whose tick has started by `now_us`: those with a deadline at or before it, in no promised order, except
-        that a deadline in the last, unfinished tick waits for its end. The time never goes back."""
+        """Tickets whose tick has started by `now_us`: those with a deadline at or before it, in no promised order,
+        except that a deadline in the last, unfinished tick waits for its end. The time never goes back."""
         cdef list fired = []
         while True:
             fired += self.step(now_us, 1024)

@@ -1,0 +1,469 @@
+"""When to send how much to one replica.
+
+The replica is a line, L(n) = a + b n, that we see through noise, rare pauses, and steps (a neighbour takes the core,
+the model is swapped). Two estimates live side by side:
+
+- *The limit*, how many rows a batch may hold. AIMD is the Clipper paper's, with TCP's slow start before it: growing by
+  one row a batch takes thousands of batches where doubling takes eleven. As in TCP, slow start has a threshold to
+  return to, here what the fit allows: after a recovery the limit doubles towards it instead of crawling. Such a jump
+  asks for `patience` clean batches, doubled whenever a jump ends in a miss, so that a model that is no line (a cliff
+  at 512 rows) is not pushed over its cliff time and again. A miss lowers the limit only if it says something about it:
+  a batch of 3 that missed was paused, and must not shrink a limit of 800. The third miss in a row is no pause; from
+  then on such misses halve the limit.
+- *The fit*, kept in every mode because early drop needs it. Sums decay by 1/16 a batch. Three things make it hold:
+  1. Outliers are clipped, not dropped: a lone 20 ms pause moves the line by 1/16 of its clip. Three in a row on one
+     side are the truth: the clips are taken back, the line is scaled by the median of their ratios (a slowdown scales
+     both a and b) and relearns with a quarter of the old weight. Meanwhile n does not grow by leaps. News that the replica is *fast* is believed at once where the estimate is old:
+     what ran in 1 ms can run in 1 ms, and an estimate that is too high would shed the very rows that could correct it.
+  2. Under load every batch has the same n and the slope cannot be seen. A ridge holds it near its last value, so the
+     line turns only when the data say so. Of budget that goes unused the held slope shrinks, by up to 1/32 a batch:
+     optimism, so that larger batches are tried and the slope is seen again. Pessimism would never be corrected:
+     nothing large would be sent.
+  3. The P99 of the residual follows the pinball loss on the clipped residual. A pause that comes in 2 % of batches of
+     any size is not paid for by making all batches small.
+
+QUANTILE descends the same loss for a whole line. n is divided by its mean and the step is a share of the mean
+residual, so one rate fits models of 50 us and of 5 s. The line rides on the fit and only its excess is descended to,
+within five mean residuals: at the 99th percentile descent moves down by 1 % of a step, which alone would never come
+back from an error.
+
+How much of the SLO: a row that arrives when a batch has just left waits for L(n), then takes L(n). For both to fit,
+the P99's excess is reserved out of the SLO first and the rest is shared: a + b n <= share (SLO - p99). Reserving all
+of it in each half would give some 3 % of goodput away. Where the fixed cost nearly fills the share, that leaves next
+to no rows, and smaller batches do not help: a batch gets at least 0.8 share of what one row alone leaves of the SLO.
+In simulation with a = 9 ms, b = 90 us, SLO 20 ms under overload that triples the goodput (batches of 48 rather than
+11, 0.1 % of the answers late).
+
+Given up: a second-order model (lines were straight in the paper's Figure 3), shrinking a batch to save its oldest row
+(it collapses where big batches are the capacity; the head is shed instead), and noise above 50 % of the mean, which is
+taken for steps.
+"""
+cimport cython
+from libc.math cimport fabs
+from libc.string cimport memcpy, memset
+
+cdef enum:
+    KNOWN = 3                # batches before an estimate is believed: the first ones warm the model's caches
+    WARM = 8                 # while fewer, the slope is new, so surprises are wide
+    SETTLED = 32             # batches before the P99 is followed by descent; till then it is thrice the mean residual
+    RUN = 3                  # in a row: no accident
+    PATIENCE = 4
+    PATIENCE_MAX = 4096
+    PROBE_US = 100000        # an estimate older than this lets one row through
+    SLACK_US = 500           # a held batch leaves this much earlier than it must: the loop wakes late
+    BUCKETS = 24
+
+cdef double DECAY = 15.0 / 16
+cdef double RIDGE = 0.005    # of mean(n)^2: a spread of n below 7 % of its mean does not turn the line quickly
+cdef double OPTIMISM = 1.0 / 32
+cdef double CLIP = 0.5       # of the prediction: what lies further off is an outlier
+cdef double ROOM = 1.25      # jump only if the fit allows this much more than the limit
+cdef double TAU = 0.99
+cdef double HUGE_US = 1e12
+
+cdef inline u32 _least(u32 x, u32 y) noexcept nogil:
+    return x if x < y else y
+
+cdef inline double _between(double low, double x, double high) noexcept nogil:
+    return low if x < low else high if x > high else x
+
+cdef inline double _rows(const Batcher* b, u32 n) noexcept nogil:
+    """Rows that the replica computes for a batch of n."""
+    if b.config.pad and b.config.mode == STATIC:
+        return b.config.size_max
+    return n if n else 1
+
+cdef inline bint _known(const Batcher* b) noexcept nogil:
+    return b.batches >= KNOWN
+
+
+cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil:
+    memset(b, 0, sizeof(Batcher))
+    b.config = config[0]
+    b.config.size_max = config.size_max if config.size_max else 1
+    b.config.step = config.step if config.step else 1
+    b.config.backoff = config.backoff if 0 < config.backoff < 1 else 0.9
+    b.config.budget_share = config.budget_share if 0 < config.budget_share <= 1 else 0.5
+    b.limit = b.config.size_max if b.config.mode == STATIC else 1
+    b.slow_start = b.config.mode == AIMD
+    b.patience = PATIENCE
+
+
+# -- asking
+
+cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil:
+    cdef u32 n = _least(queued, <u32> b.limit)
+    return n if n else 1
+
+
+cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil:
+    return b.fit_a + b.fit_b * _rows(b, n) if _known(b) else 0
+
+
+cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil:
+    if not _known(b):
+        return 0
+    if b.config.mode == QUANTILE:
+        return b.q_a + b.q_b * _rows(b, n)
+    return b.fit_a + b.fit_b * _rows(b, n) + b.residual_p99
+
+
+cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n, u64 deadline_us) noexcept nogil:
+    if deadline_us <= now_us:
+        return True
+    if deadline_us > start_us and batcher_worst_us(b, n) <= <double> (deadline_us - start_us):
+        return False
+    return n > 1 or now_us < b.learned_us + PROBE_US
+
+
+cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil:
+    if b.config.delay_us == 0 or queued >= <u32> b.limit or not _known(b) or deadline_us <= oldest_us:
+        return 0
+    # The batch may fill while it waits, so it is the full one that must still make it.
+    cdef double spare = <double> (deadline_us - oldest_us) - batcher_worst_us(b, <u32> b.limit) - SLACK_US
+    if spare < 1:
+        return 0
+    return oldest_us + (b.config.delay_us if spare > b.config.delay_us else <u64> spare)
+
+
+# -- the fit
+
+cdef double _median3(const double* x) noexcept nogil:
+    cdef double low = x[0] if x[0] < x[1] else x[1]
+    cdef double high = x[1] if x[0] < x[1] else x[0]
+    return _between(low, x[2], high)
+
+
+cdef void _rescale(Batcher* b, double ratio) noexcept nogil:
+    """The replica's speed has changed: so has the whole line, and what was seen before counts for a quarter."""
+    cdef int i
+    b.fit_a *= ratio
+    b.fit_b *= ratio
+    b.q_a *= ratio
+    b.q_b *= ratio
+    b.residual_p99 *= ratio
+    b.deviation_us *= ratio
+    b.sums[2] *= ratio
+    b.sums[4] *= ratio
+    for i in range(5):
+        b.sums[i] *= 0.25
+    if b.settled > WARM:
+        b.settled = WARM
+    b.outliers = 0
+    b.side = 0
+
+
+cdef void _remember(Batcher* b) noexcept nogil:
+    memcpy(b.before, b.sums, sizeof(b.sums))
+    b.before[5] = b.fit_a
+    b.before[6] = b.fit_b
+    b.before[7] = b.deviation_us
+
+
+cdef void _take_back(Batcher* b) noexcept nogil:
+    """As it was before the first outlier of this run: what was clipped was the truth, so its clips are no data."""
+    memcpy(b.sums, b.before, sizeof(b.sums))
+    b.q_a += b.before[5] - b.fit_a
+    b.q_b += b.before[6] - b.fit_b
+    b.fit_a = b.before[5]
+    b.fit_b = b.before[6]
+    b.deviation_us = b.before[7]
+
+
+cdef double _clipped(const Batcher* b, double n, double y) noexcept nogil:
+    cdef double line = b.fit_a + b.fit_b * n
+    cdef double above = line * (2 if b.settled < WARM else CLIP)
+    if above < 4 * b.deviation_us:
+        above = 4 * b.deviation_us
+    return _between(line * CLIP, y, line + above)
+
+
+cdef double _believed(Batcher* b, double n, double y, bint stale) noexcept nogil:
+    """The latency to learn from: y, or its clip where y is an outlier and not yet the third in a row."""
+    cdef double line = b.fit_a + b.fit_b * n
+    cdef double clipped = _clipped(b, n, y)
+    cdef i32 side = 1 if y > clipped else -1 if y < clipped else 0
+    if side != b.side:
+        b.outliers = 0
+        b.side = side
+    if side == 0:
+        return y
+    b.ratios[b.outliers] = y / (line if line > 1 else 1)
+    b.outliers += 1
+    if b.outliers == 1:
+        _remember(b)
+    if side < 0 and (stale or b.batches <= KNOWN):
+        _rescale(b, b.ratios[b.outliers - 1])
+    elif b.outliers == RUN:
+        _take_back(b)
+        _rescale(b, _median3(b.ratios))
+    return _clipped(b, n, y)
+
+
+cdef void _learn_residual(Batcher* b, double residual) noexcept nogil:
+    cdef double weight = 1.0 / (b.settled + 2) if b.settled < 14 else 1 - DECAY, off = fabs(residual)
+    if b.settled >= WARM and off > 4 * b.deviation_us:
+        off = 4 * b.deviation_us
+    b.deviation_us += weight * (off - b.deviation_us)
+    if b.deviation_us < 1:
+        b.deviation_us = 1
+    if b.settled < SETTLED:
+        b.residual_p99 = 3 * b.deviation_us
+        b.settled += 1
+        return
+    b.residual_p99 += 0.5 * b.deviation_us * (TAU if residual > b.residual_p99 else TAU - 1)
+    b.residual_p99 = _between(0, b.residual_p99, 5 * b.deviation_us)
+
+
+cdef void _learn_sums(Batcher* b, double n, double y) noexcept nogil:
+    cdef int i
+    for i in range(5):
+        b.sums[i] *= DECAY
+    b.sums[0] += 1
+    b.sums[1] += n
+    b.sums[2] += y
+    b.sums[3] += n * n
+    b.sums[4] += n * y
+
+
+cdef void _solve(Batcher* b) noexcept nogil:
+    cdef double n = b.sums[1] / b.sums[0], y = b.sums[2] / b.sums[0]
+    cdef double spread = b.sums[3] / b.sums[0] - n * n, ridge = RIDGE * n * n
+    if spread < 0:
+        spread = 0
+    cdef double held = b.fit_b * (1 - OPTIMISM * _between(0, 1 - y / _budget_us(b, b.slo_us), 1))
+    cdef double slope = (b.sums[4] / b.sums[0] - n * y + ridge * held) / (spread + ridge)
+    b.fit_b = _between(0, slope, y / n)       # neither a nor b is ever negative, so neither is a prediction
+    b.fit_a = y - b.fit_b * n
+    if b.fit_a < 0:
+        b.fit_a = 0
+
+
+cdef void _learn_fit(Batcher* b, double n, double y, bint stale) noexcept nogil:
+    if b.batches == 1:                        # all of it fixed cost: optimistic, so that a second row is tried
+        b.fit_a = y
+        b.deviation_us = 1 + y / 8
+    y = _believed(b, n, y, stale)
+    _learn_residual(b, y - b.fit_a - b.fit_b * n)
+    _learn_sums(b, n, y)
+    _learn_quantile(b, n, y)
+    cdef double a = b.fit_a, slope = b.fit_b
+    _solve(b)
+    b.q_a += b.fit_a - a
+    b.q_b += b.fit_b - slope
+
+
+cdef void _learn_quantile(Batcher* b, double n, double y) noexcept nogil:
+    if b.settled < SETTLED:
+        b.q_a = b.fit_a + b.residual_p99
+        b.q_b = b.fit_b
+        return
+    cdef double unit = b.sums[1] / b.sums[0]
+    cdef double rate = 0.25 * b.deviation_us * (TAU if y > b.q_a + b.q_b * n else TAU - 1)
+    cdef double excess = b.q_b - b.fit_b + rate * _between(0, n / unit, 2) / unit
+    b.q_a = b.fit_a + _between(0, b.q_a - b.fit_a + rate, 5 * b.deviation_us)
+    b.q_b = b.fit_b + _between(0, excess, 5 * b.deviation_us / unit)
+
+
+# -- the limit
+
+cdef double _budget_us(const Batcher* b, double slo_us) noexcept nogil:
+    cdef double share = slo_us * b.config.budget_share, alone = b.fit_a + b.fit_b
+    if not _known(b):
+        return share
+    if alone >= slo_us:
+        return slo_us
+    cdef double rest = alone + 0.8 * b.config.budget_share * (slo_us - alone)
+    return rest if rest > share else share
+
+
+cdef double _room(const Batcher* b) noexcept nogil:
+    """The most rows whose batch the estimate puts within the budget."""
+    if not _known(b):
+        return b.config.size_max
+    cdef double left = _budget_us(b, b.slo_us), slope = b.fit_b
+    if b.config.mode == QUANTILE:
+        left -= b.q_a
+        slope = b.q_b
+    else:
+        left -= b.fit_a + b.config.budget_share * b.residual_p99
+    if left <= slope:
+        return 1
+    return b.config.size_max if slope * b.config.size_max <= left else left / slope
+
+
+cdef void _decrease(Batcher* b, u32 n) noexcept nogil:
+    b.missed += 1
+    b.clean = 0
+    if 2.0 * n >= b.limit:
+        b.limit *= b.config.backoff
+    elif b.missed >= RUN:
+        b.limit = b.limit / 2 if b.limit / 2 > n else n
+    else:
+        return
+    b.slow_start = False
+    if b.jumped:
+        b.jumped = False
+        b.patience = _least(b.patience * 2, PATIENCE_MAX)
+
+
+cdef void _increase(Batcher* b, bint full) noexcept nogil:
+    b.missed = 0
+    b.clean += 1
+    if not full:
+        return
+    if b.jumped:
+        b.jumped = False
+        b.patience = b.patience / 2 if b.patience > 2 * PATIENCE else PATIENCE
+    cdef double room = _room(b)
+    if b.slow_start:
+        b.limit *= 2
+    elif b.side == 0 and b.clean >= b.patience and room >= ROOM * b.limit:
+        b.limit = _between(1, room, 2 * b.limit)
+        b.jumped = True
+    else:
+        b.limit += b.config.step
+
+
+cdef void _follow(Batcher* b, bint full) noexcept nogil:
+    """FIT and QUANTILE: down at once; up at most twofold a full batch, as what lies further off was not seen.
+
+    Not up in a run of outliers: a new n on top of a new speed would hide the speed from the fit."""
+    cdef double room = _room(b)
+    if room < b.limit:
+        b.limit = room
+    elif full and (b.side == 0 or b.settled < WARM):
+        b.limit = room if room < 2 * b.limit else 2 * b.limit
+
+
+# -- learning
+
+cdef void _learn_profile(Batcher* b, u32 n, double y) noexcept nogil:
+    cdef u32 bucket = 0
+    while bucket < BUCKETS - 1 and n >> (bucket + 1):
+        bucket += 1
+    b.profile_n[bucket] += 1
+    b.profile_us[bucket] += (y - b.profile_us[bucket]) / (b.profile_n[bucket] if b.profile_n[bucket] < 16 else 16)
+
+
+cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64 now_us) noexcept nogil:
+    if not service_us >= 0:                   # also refuses a NaN
+        return
+    cdef double rows = _rows(b, n), y = _between(0, service_us, HUGE_US), slo = _between(1, slo_us, HUGE_US)
+    cdef bint full = n >= <u32> b.limit
+    b.batches += 1
+    b.slo_us = slo if slo < b.slo_us or b.batches == 1 else b.slo_us + (slo - b.slo_us) / 16
+    _learn_profile(b, <u32> rows, y)
+    _learn_fit(b, rows, y, now_us > b.learned_us + PROBE_US)
+    b.learned_us = now_us
+    cdef bint missed = y > _budget_us(b, slo)
+    b.misses += missed
+    if b.config.mode == AIMD and missed:
+        _decrease(b, n if n else 1)
+    elif b.config.mode == AIMD:
+        _increase(b, full)
+    elif b.config.mode != STATIC:
+        _follow(b, full)
+    b.limit = _between(1, b.limit, b.config.size_max)
+
+
+# -- the Python door
+
+_MODES = {"aimd": AIMD, "fit": FIT, "quantile": QUANTILE, "static": STATIC}
+
+
+@cython.final
+cdef class BatchSizer:
+    """Threads: one at a time. The batcher of one replica, for tests, simulations and latency profiles.
+
+    `mode` is "aimd", "fit", "quantile" or "static"; sizes are rows, times microseconds on one clock. Raises ValueError
+    for a setting out of its range. Source: Clipper (NSDI 2017) section 4.3; see docs/design.md for early drop.
+    """
+    cdef Batcher state
+
+    def __init__(self, str mode="aimd", *, unsigned int size_max=4096, unsigned int step=1, double backoff=0.9,
+                 unsigned int delay_us=0, double budget_share=0.5, bint pad=False):
+        if mode not in _MODES:
+            raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(_MODES)}")
+        if size_max < 1 or step < 1:
+            raise ValueError(f"size_max is {size_max} and step {step} rows; both must be at least 1")
+        if not 0 < backoff < 1:
+            raise ValueError(f"backoff is {backoff}; it must lie between 0 and 1")
+        if not 0 < budget_share <= 1:
+            raise ValueError(f"budget_share is {budget_share}; it must lie above 0 and not above 1")
+        cdef BatcherConfig config
+        config.mode = _MODES[mode]
+        config.size_max = size_max
+        config.step = step
+        config.backoff = backoff
+        config.delay_us = delay_us
+        config.budget_share = budget_share
+        config.pad = pad
+        batcher_init(&self.state, &config)
+
+    def size(self, unsigned int queued):
+        """Rows to take now, of `queued` waiting."""
+        return batcher_size(&self.state, queued)
+
+    def predict(self, unsigned int n):
+        """Expected service time of n rows, us; 0 while unknown."""
+        return batcher_predict_us(&self.state, n)
+
+    def worst(self, unsigned int n):
+        """P99 of the service time of n rows, us; 0 while unknown."""
+        return batcher_worst_us(&self.state, n)
+
+    def must_shed(self, u64 now_us, u64 start_us, unsigned int n, u64 deadline_us):
+        """Whether a row due at `deadline_us` cannot finish in a batch of n that starts at `start_us`."""
+        return bool(batcher_must_shed(&self.state, now_us, start_us, n, deadline_us))
+
+    def hold_until(self, unsigned int queued, u64 oldest_us, u64 deadline_us):
+        """0: send now; else the time until which a batch that is not full should wait."""
+        return batcher_hold_until(&self.state, queued, oldest_us, deadline_us)
+
+    def learn(self, unsigned int n, double service_us, double slo_us, u64 now_us):
+        """n rows took `service_us`, known at `now_us`; `slo_us` is the tightest SLO in the batch."""
+        batcher_learn(&self.state, n, service_us, slo_us, now_us)
+
+    def profile(self):
+        """The latency profile: (n, mean us, batches) for each power of two; n stands for [n, 2 n)."""
+        return [(1 << i, self.state.profile_us[i], self.state.profile_n[i]) for i in range(BUCKETS)
+                if self.state.profile_n[i]]
+
+    @property
+    def limit(self):
+        """Current maximum batch size, rows; a real number, as steps may be fractions."""
+        return self.state.limit
+
+    @property
+    def slow_start(self):
+        """Whether AIMD still doubles."""
+        return bool(self.state.slow_start)
+
+    @property
+    def room(self):
+        """The most rows that the estimate puts within the budget."""
+        return _room(&self.state)
+
+    @property
+    def batches(self):
+        return self.state.batches
+
+    @property
+    def misses(self):
+        return self.state.misses
+
+    @property
+    def outliers(self):
+        """Outliers in a row so far; the third is believed and ends the run."""
+        return self.state.outliers
+
+    @property
+    def fit(self):
+        """(a, b, p99): L(n) = a + b n, us, and the P99 of its residual."""
+        return self.state.fit_a, self.state.fit_b, self.state.residual_p99
+
+    @property
+    def quantile(self):
+        """(a, b) of the P99 line, us."""
+        return self.state.q_a, self.state.q_b

@@ -1,0 +1,19 @@
+# The owner of one engine: everything that decides (scheduler) and everything that waits (lanes, futures), made and freed here.
+#
+# Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
+from clipper_core.future cimport Delivery
+from clipper_core.machine cimport u32
+from clipper_core.scheduler cimport Command, EngineState, ModelState
+
+cdef class Engine:
+    cdef EngineState* state
+    cdef readonly Delivery delivery
+    cdef readonly object models          # list of Model, kept alive
+    cdef readonly object limits
+    cdef object __weakref__
+
+    cdef u32 add_model(self, ModelState* model) except? 0
+    cdef int command(self, Command* command) except -1
+    cdef int _free_links(self) except -1
+    cdef int _free_news(self) except -1
+    cdef int _with_data(self, Command* command, bytes data) except -1

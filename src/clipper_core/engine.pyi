@@ -1,0 +1,59 @@
+from typing import Any
+
+from clipper_core.future import Delivery
+from clipper_core.scheduler import Notice
+from clipper_core.status import Status
+
+class Engine:
+    delivery: Delivery
+    models: list[Any]
+    limits: dict[str, int]
+    def __init__(
+        self,
+        *,
+        cache_bytes_max: int = ...,
+        tasks_max: int = ...,
+        queue_bytes_max: int = ...,
+        frame_bytes_max: int = ...,
+        rows_max: int = ...,
+        output_bytes_max: int = ...,
+        links_max: int = ...,
+        models_max: int = ...,
+        heartbeat_ms: int = ...,
+        hello_ms: int = ...,
+        manual_clock: bool = False,
+        seed: int | None = None,
+    ) -> None: ...
+    def attach(
+        self,
+        conn: int,
+        model: int,
+        welcome: bytes,
+        *,
+        number: int = 0,
+        protocol: int = 2,
+        checked: bool = False,
+        mode: int = 0,
+        size_max: int = 4096,
+        step: int = 8,
+        backoff: float = 0.9,
+        delay_us: int = 0,
+        budget_share: float = 0.5,
+    ) -> None: ...
+    def refuse(self, conn: int, reason: str) -> None: ...
+    def drain(self, conn: int) -> None: ...
+    def disconnect(self, conn: int) -> None: ...
+    @property
+    def news_fd(self) -> int: ...
+    def news(self) -> list[tuple[Notice, int, int, Status, bytes]]: ...
+    def step(self, now_us: int) -> int: ...
+    def open(self, now_us: int) -> int: ...
+    def receive(self, conn: int, data: bytes, now_us: int) -> bool: ...
+    def outgoing(self, conn: int, now_us: int) -> bytes: ...
+    def wants_close(self, conn: int) -> bool: ...
+    def lost(self, conn: int, now_us: int) -> None: ...
+    def finish(self) -> None: ...
+    def kill(self, status: int) -> None: ...
+    def now_us(self) -> int: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def replica(self, conn: int) -> dict[str, Any] | None: ...

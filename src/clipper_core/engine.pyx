@@ -1,0 +1,348 @@
+"""The engine's owner: construction, control from Python, and the doors for a simulator. What it decides is in `scheduler`."""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+from libcpp.vector cimport vector
+from posix.unistd cimport close
+
+from clipper_core.clock_cache cimport cache_bytes, cache_entries, cache_evictions, cache_free, cache_new
+from clipper_core.future cimport delivery_flush
+from clipper_core.histogram cimport histogram_snapshot
+from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes_free, lanes_new, lanes_wake, row_end,
+                                task_of, ticket_of)
+from clipper_core.link cimport Link, link_free, link_room, link_sent
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, monotonic_us,
+                                   relaxed, u8, u32, u64)
+from clipper_core.prediction cimport TAG_NONE, Value
+from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
+from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
+from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
+                                     engine_lost, engine_open, engine_received, engine_slot, engine_step)
+from clipper_core.status cimport CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
+
+import os
+
+from clipper_core.scheduler import Notice
+from clipper_core.status import Status as StatusName
+
+cdef enum:
+    COMMANDS_MAX = 8192
+    NEWS_MAX = 16384
+
+
+cdef class Engine:
+    """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
+
+    `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable length), frame_bytes_max,
+    rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. With `manual_clock` time is
+    what step is told (microseconds). Source: docs/architecture.md, "Flow".
+    """
+
+    def __cinit__(self, *, u64 cache_bytes_max=256 << 20, u64 tasks_max=1 << 20, u64 queue_bytes_max=1 << 30,
+                  u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16, u64 output_bytes_max=16 << 20, u64 links_max=4096,
+                  u32 models_max=65535, u64 heartbeat_ms=500, u64 hello_ms=10000, bint manual_clock=False, seed=None):
+        cdef EngineState* e
+        cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
+        cdef u64 now = 0 if manual_clock else monotonic_us()
+        self.delivery = Delivery()
+        self.models = []
+        self.limits = {"models_max": models_max, "tasks_max": tasks_max, "links_max": min(links_max, LINKS_MAX - 2)}
+        self.state = e = <EngineState*> aligned_new(sizeof(EngineState))
+        if e == NULL:
+            raise_for(NO_MEMORY, "no memory for the engine")
+        e.delivery = self.delivery.state
+        e.manual = manual_clock
+        e.now_us.store(now, relaxed)
+        e.limits.payload_bytes_max = frame_bytes_max
+        e.limits.rows_max = rows_max
+        e.limits.output_bytes_max = output_bytes_max
+        e.links_max = self.limits["links_max"]
+        e.heartbeat_us = heartbeat_ms * 1000
+        e.hello_us = hello_ms * 1000
+        e.chores_us = now
+        e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"), int.from_bytes(noise[8:], "little"))
+        e.models = <ModelState**> aligned_new(<u64> models_max * sizeof(void*))
+        e.links = <LinkState*> aligned_new(LINKS_MAX * sizeof(LinkState))
+        e.commands = ring_new(COMMANDS_MAX, sizeof(Command), 0)
+        e.news = spsc_new(NEWS_MAX)
+        e.news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        e.free_slots = new vector[u32]()
+        e.writers = new vector[u32]()
+        e.closing = new vector[u32]()
+        e.hot = new vector[u32]()
+        if e.cache != NULL:
+            e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
+        if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL or e.news == NULL
+                or e.lanes == NULL or e.news_fd < 0):
+            raise_for(NO_MEMORY, "no memory (or no file descriptor) for the engine; lower cache_bytes_max or tasks_max")
+
+    def __dealloc__(self):
+        cdef EngineState* e = self.state
+        cdef u32 i
+        if e == NULL:
+            return
+        self._free_links()
+        for i in range(e.model_count):
+            del e.models[i].replicas
+            del e.models[i].busy_lanes
+            free(e.models[i])
+        lanes_free(e.lanes)
+        if e.cache != NULL:
+            cache_free(e.cache)
+        self._free_news()
+        ring_free(e.commands)
+        spsc_free(e.news)
+        if e.news_fd > 0:
+            close(e.news_fd)
+        del e.free_slots
+        del e.writers
+        del e.closing
+        del e.hot
+        free(e.models)
+        free(e.links)
+        free(e)
+
+    cdef int _free_links(self) except -1:
+        cdef EngineState* e = self.state
+        cdef u32 i
+        for i in range(1, e.slots_used + 1 if e.links != NULL else 1):
+            if e.links[i].replica != NULL:
+                replica_free(e.links[i].replica)
+            link_free(e.links[i].link)
+        return 0
+
+    cdef int _free_news(self) except -1:
+        cdef u64 word
+        while self.state.news != NULL and self.state.news.pop(&word):
+            free(<News*> word)
+        return 0
+
+    cdef u32 add_model(self, ModelState* model) except? 0:
+        """Publish a model; the loop sees it with the first row or replica that names it."""
+        cdef EngineState* e = self.state
+        if e.model_count >= <u32> self.limits["models_max"]:
+            raise_for(FULL, f"models_max = {self.limits['models_max']} models are registered; raise it in [limits]")
+        model.index = e.model_count
+        e.models[model.index] = model
+        e.model_count += 1
+        return model.index
+
+    cdef int command(self, Command* command) except -1:
+        cdef u64 pos = 0
+        if not self.state.commands.cells.claim(&pos):
+            free(command.data)
+            raise_for(FULL, f"{COMMANDS_MAX} commands are waiting for the loop; is it running?")
+        memcpy(ring_row(self.state.commands, pos), command, sizeof(Command))
+        self.state.commands.cells.publish(pos)
+        lanes_wake(self.state.lanes)
+        return 0
+
+    # -- control: what Python's control thread says and hears
+
+    def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False, u32 mode=0,
+               u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
+        """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME."""
+        cdef Command command
+        if model >= self.state.model_count:
+            raise_for(UNKNOWN, f"no model with index {model}")
+        memset(&command, 0, sizeof(Command))
+        command.kind = ATTACH
+        command.conn = conn
+        command.model = model
+        command.number = number
+        command.protocol = protocol
+        command.checked = checked
+        command.batching.mode = mode
+        command.batching.size_max = min(size_max, self.state.limits.rows_max)
+        command.batching.step = step
+        command.batching.backoff = backoff
+        command.batching.delay_us = delay_us
+        command.batching.budget_share = budget_share
+        self._with_data(&command, welcome)
+
+    def refuse(self, u32 conn, str reason):
+        """Turn connection `conn` away with a reason its container prints."""
+        self._order(REFUSE_LINK, conn, reason.encode())
+
+    def drain(self, u32 conn):
+        """No new batches to this replica; goodbye after the last reply."""
+        self._order(DRAIN, conn, b"")
+
+    def disconnect(self, u32 conn):
+        self._order(CLOSE_LINK, conn, b"")
+
+    def _order(self, u32 kind, u32 conn, bytes data):
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = kind
+        command.conn = conn
+        self._with_data(&command, data)
+
+    cdef int _with_data(self, Command* command, bytes data) except -1:
+        command.nbytes = len(data)
+        command.data = malloc(command.nbytes + 1)
+        if command.data == NULL:
+            raise_for(NO_MEMORY, "no memory for a command")
+        memcpy(command.data, <const char*> data, command.nbytes)
+        self.command(command)
+        return 0
+
+    @property
+    def news_fd(self):
+        """An eventfd, readable when `news()` has something."""
+        return self.state.news_fd
+
+    def news(self):
+        """What the loop has to tell: (Notice, conn, model, Status, data) tuples, oldest first. One reader."""
+        cdef u64 word
+        cdef News* item
+        cdef list told = []
+        eventfd_drain(self.state.news_fd)
+        while self.state.news.pop(&word):
+            item = <News*> word
+            told.append((Notice(item.kind), item.conn, item.model, StatusName(item.status),
+                         PyBytes_FromStringAndSize(<char*> item.data, <Py_ssize_t> item.nbytes)))
+            free(item)
+        return told
+
+    # -- time and bytes: for a simulator or a test; the IO loop uses the same from below
+
+    def step(self, u64 now_us):
+        """Decide everything that is due; -> when to step again at the latest (us)."""
+        return engine_step(self.state, now_us)
+
+    def open(self, u64 now_us):
+        """A connection came; -> its number, 0 when links_max is reached."""
+        return engine_open(self.state, -1, now_us)
+
+    def receive(self, u32 conn, bytes data, u64 now_us):
+        """Bytes from connection `conn`; False: they are no frames, close it."""
+        cdef Link* link
+        cdef u8* at
+        cdef u64 room, taken, done = 0
+        while done < <u64> len(data):
+            link = engine_link(self.state, conn)
+            room = 0 if link == NULL else link_room(link, &at)
+            if room == 0:
+                return False
+            taken = min(room, <u64> len(data) - done)
+            memcpy(at, <const u8*> (<const char*> data) + done, taken)
+            if not engine_received(self.state, conn, taken, now_us):
+                return False
+            done += taken
+        return True
+
+    def outgoing(self, u32 conn, u64 now_us):
+        """All bytes that are to go to connection `conn`; they count as sent."""
+        cdef Link* link = engine_link(self.state, conn)
+        cdef list pieces = []
+        cdef u64 total = 0
+        cdef size_t i
+        if link == NULL:
+            return b""
+        link.queued = False
+        for i in range(link.tx_at, link.tx.size()):
+            pieces.append(PyBytes_FromStringAndSize(<char*> link.tx[0][i].iov_base, <Py_ssize_t> link.tx[0][i].iov_len))
+            total += link.tx[0][i].iov_len
+        if total:
+            link_sent(link, total, now_us)
+        return b"".join(pieces)
+
+    def wants_close(self, u32 conn):
+        """True once the engine wants the connection closed (after its last bytes have gone), or when it is gone."""
+        cdef Link* link = engine_link(self.state, conn)
+        return link == NULL or bool(link.closing)
+
+    def lost(self, u32 conn, u64 now_us):
+        """Connection `conn` is closed: its rows in flight go elsewhere, once, if time allows."""
+        engine_lost(self.state, conn, REPLICA_LOST, now_us)
+
+    # -- the end
+
+    def finish(self):
+        """End every task that is still open with CLOSED. The loop must not be running any more."""
+        cdef EngineState* e = self.state
+        cdef u32 i
+        self.delivery.kill(CLOSED)
+        for i in range(1, e.slots_used + 1):
+            if e.links[i].link != NULL:
+                engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
+        for i in range(1, e.lanes.count + 1):
+            _end_lane(e, e.lanes.by_id[i])
+        delivery_flush(e.delivery)
+
+    def kill(self, int status):
+        """After a fork: this copy is dead, its threads live in the parent."""
+        self.delivery.kill(status)
+
+    def now_us(self):
+        """The engine's time: the monotonic clock, or what step was last told."""
+        return self.state.now_us.load(relaxed) if self.state.manual else monotonic_us()
+
+    # -- looking in
+
+    def snapshot(self):
+        """Counters and gauges now, as plain dicts: `cache`, `models` (by index), `links_max`, `issued`, `answered`."""
+        cdef EngineState* e = self.state
+        return {
+            "issued": self.delivery.issued,
+            "answered": self.delivery.answered,
+            "news_lost": e.news_lost.load(relaxed),
+            "queue_bytes": e.lanes.heap_bytes.load(relaxed),
+            "cache": {"bytes": cache_bytes(e.cache), "entries": cache_entries(e.cache),
+                      "evictions": cache_evictions(e.cache)},
+            "models": [_model_snapshot(e.models[i]) for i in range(e.model_count)],
+        }
+
+    def replica(self, u32 conn):
+        """The batcher of connection `conn`: its limit, counts, fit and latency profile; None when it is not attached."""
+        cdef LinkState* slot = engine_slot(self.state, conn)
+        cdef Replica* r
+        if slot == NULL or slot.replica == NULL:
+            return None
+        r = slot.replica
+        return {
+            "number": r.number,
+            "limit": r.gauge.limit.load(relaxed),
+            "batches": r.gauge.batches.load(relaxed),
+            "misses": r.gauge.misses.load(relaxed),
+            "in_flight": r.gauge.in_flight.load(relaxed),
+            "suspect": bool(r.gauge.suspect.load(relaxed)),
+            "fit_us": (r.gauge.fit_a_ns.load(relaxed) / 1000, r.gauge.fit_b_ns.load(relaxed) / 1000),
+            "profile": [(1 << i, r.gauge.profile_us[i].load(relaxed), r.gauge.profile_n[i].load(relaxed))
+                        for i in range(PROFILE_BUCKETS) if r.gauge.profile_n[i].load(relaxed)],
+        }
+
+
+cdef void _end_lane(EngineState* e, Lane* lane) noexcept nogil:
+    cdef u64 i, pos
+    cdef Task* task
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    lane_take_in(e.lanes, lane, e.now_us.load(relaxed))
+    for i in range(lane.ring.cells.size):
+        if lane.seen < i + 1:
+            break
+        pos = lane.seen - 1 - i
+        task = task_of(e.lanes, ticket_of(lane.id, pos))
+        if task != NULL and task.prev == 0:
+            row_end(e.lanes, ticket_of(lane.id, pos), CLOSED, &nothing, e.now_us.load(relaxed))
+    lane.waiting = 0
+
+
+cdef object _model_snapshot(ModelState* model):
+    cdef Tally* t = &model.tally
+    return {
+        "index": model.index,
+        "uid": model.spec.uid,
+        "replicas": t.replicas.load(relaxed),
+        "queued": t.queued.load(relaxed),
+        "hits": t.hits.load(relaxed),
+        "joined": t.joined.load(relaxed),
+        "evaluated": t.evaluated.load(relaxed),
+        "batches": t.batches.load(relaxed),
+        "ended": {StatusName(i).name: t.ended[i].load(relaxed) for i in range(1, STATUSES)},
+        "latency_us": histogram_snapshot(&t.latency),
+        "batch_rows": histogram_snapshot(&t.batch_rows),
+    }

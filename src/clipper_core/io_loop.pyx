@@ -1,0 +1,264 @@
+"""The loop thread's body: epoll, read, write, accept. What to do with the bytes is the engine's affair."""
+from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
+from libc.stdlib cimport free
+from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open
+from posix.unistd cimport close
+
+from clipper_core.link cimport Link, link_room, link_sent, link_unsent
+from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
+                                   EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
+                                   eventfd_drain, eventfd_signal, iovec, monotonic_us, relaxed, seq_cst,
+                                   timer_slack_min, u8)
+from clipper_core.scheduler cimport (EngineState, engine_idle, engine_link, engine_lost, engine_open, engine_received,
+                                     engine_step)
+from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
+
+cdef extern from "<sys/socket.h>" nogil:
+    int SOCK_NONBLOCK
+    int SOCK_CLOEXEC
+    int MSG_NOSIGNAL
+    int accept4(int fd, void* address, void* length, int flags) noexcept
+    ssize_t recv(int fd, void* buffer, size_t n, int flags) noexcept
+    cdef struct msghdr:
+        void* msg_name
+        iovec* msg_iov
+        size_t msg_iovlen
+        void* msg_control
+        size_t msg_controllen
+        int msg_flags
+    ssize_t sendmsg(int fd, const msghdr* message, int flags) noexcept
+
+cdef extern from *:
+    """
+    #include <netinet/in.h>
+    #include <netinet/tcp.h>
+    static inline void clipper_no_delay(int fd) {  // a no-op error on unix sockets
+        int one = 1;
+        unsigned patience_ms = 1500;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
+    }
+    """
+    void clipper_no_delay(int fd) noexcept nogil
+
+cdef enum:
+    EVENTS_MAX = 256
+    PIECES_MAX = 1024           # IOV_MAX
+    READS_MAX = 16              # per turn and connection, so that one cannot starve the others
+    ACCEPTS_MAX = 64
+
+cdef u64 WAKE = <u64> 1 << 40
+cdef u64 LISTENER = <u64> 1 << 41
+
+
+cdef void _watch(LoopState* s, int op, int fd, u32 events, u64 tag) noexcept nogil:
+    cdef epoll_event event
+    event.events = events
+    event.data.u64 = tag
+    epoll_ctl(s.epoll_fd, op, fd, &event)
+
+
+cdef void _close(LoopState* s, EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
+    cdef Link* link = engine_link(e, conn)
+    cdef int fd
+    if link == NULL:
+        return
+    fd = link.fd
+    engine_lost(e, conn, status, now_us)
+    close(fd)                   # epoll forgets a closed descriptor by itself
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
+    cdef Link* link
+    cdef u8* at
+    cdef u64 room
+    cdef ssize_t n
+    cdef u32 i
+    for i in range(READS_MAX):
+        link = engine_link(e, conn)
+        if link == NULL:
+            return
+        room = link_room(link, &at)
+        n = recv(link.fd, at, room, 0) if room else 0
+        if n < 0 and errno == EAGAIN:
+            return
+        if n < 0 and errno == EINTR:
+            continue
+        if n <= 0:
+            _close(s, e, conn, REPLICA_LOST, now_us)
+            return
+        if not engine_received(e, conn, <u64> n, now_us):
+            _close(s, e, conn, BAD_FRAME, now_us)
+            return
+        if <u64> n < room:
+            return
+
+
+cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept nogil:
+    cdef int fd
+    cdef u32 i, conn
+    for i in range(ACCEPTS_MAX):
+        fd = accept4(s.listeners[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        if fd < 0 and (errno == EMFILE or errno == ENFILE):
+            _turn_away(s, which)
+            return
+        if fd < 0:
+            return
+        conn = engine_open(e, fd, now_us)
+        if conn == 0:
+            close(fd)
+            continue
+        clipper_no_delay(fd)
+        _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
+
+
+cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
+    """Out of descriptors: a connection left in the backlog would wake us for ever, so use the spare one to close it."""
+    cdef int fd
+    close(s.spare_fd)
+    fd = accept4(s.listeners[which], NULL, NULL, SOCK_CLOEXEC)
+    if fd >= 0:
+        close(fd)
+    s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
+    cdef Link* link = engine_link(e, conn)
+    cdef msghdr message
+    cdef ssize_t n = 0
+    if link == NULL:
+        return
+    link.queued = False
+    message.msg_name = message.msg_control = NULL
+    message.msg_controllen = 0
+    message.msg_flags = 0
+    while link_unsent(link):
+        message.msg_iov = link.tx.data() + link.tx_at
+        message.msg_iovlen = min(link.tx.size() - link.tx_at, <size_t> PIECES_MAX)
+        n = sendmsg(link.fd, &message, MSG_NOSIGNAL)
+        if n < 0:
+            if errno == EINTR:
+                continue
+            break
+        link_sent(link, <u64> n, now_us)
+    if n < 0 and errno != EAGAIN:
+        _close(s, e, conn, REPLICA_LOST, now_us)
+    elif link_unsent(link) != link.waits_out:
+        link.waits_out = not link.waits_out
+        _watch(s, EPOLL_CTL_MOD, link.fd, EPOLLIN | (EPOLLOUT if link.waits_out else 0), conn)
+
+
+cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    cdef size_t i
+    for i in range(e.writers.size()):
+        _write(s, e, e.writers[0][i], now_us)
+    e.writers.clear()
+    while e.closing.size():
+        _close(s, e, e.closing.back(), OK, now_us)
+        e.closing.pop_back()
+
+
+# -- the turn ----------------------------------------------------------------------------------------------------------
+
+cdef void _handle(LoopState* s, EngineState* e, const epoll_event* event, u64 now_us) noexcept nogil:
+    if event.data.u64 == WAKE:
+        eventfd_drain(e.lanes.wake_fd)
+    elif event.data.u64 & LISTENER:
+        _accept(s, e, <u32> (event.data.u64 & 0xFF), now_us)
+    else:
+        if event.events & EPOLLOUT:
+            _write(s, e, <u32> event.data.u64, now_us)
+        if event.events & (EPOLLIN | EPOLLHUP | EPOLLERR):
+            _read(s, e, <u32> event.data.u64, now_us)
+
+
+cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
+    cdef epoll_event[EVENTS_MAX] events
+    cdef u64 now, until, late
+    cdef int i, n
+    timer_slack_min()
+    while s.stop.load(seq_cst) == 0:
+        now = monotonic_us()
+        until = engine_step(e, now)
+        _flush(s, e, now)
+        s.steps.fetch_add(1, relaxed)
+        if until > now:
+            e.lanes.sleeping.store(1, seq_cst)
+            if not engine_idle(e) or s.stop.load(seq_cst):
+                until = now
+        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until - now if until > now else 0)
+        e.lanes.sleeping.store(0, seq_cst)
+        now = monotonic_us()
+        if n == 0 and until and now > until:
+            late = now - until
+            if late > s.late_us_max.load(relaxed):
+                s.late_us_max.store(late, relaxed)
+        for i in range(n):
+            _handle(s, e, &events[i], now)
+
+
+cdef class IoLoop:
+    """Threads: run() is the body of one thread; the other methods any.
+
+    Moves bytes between the engine and its containers. `listen(fd)` takes over a listening socket (unix or TCP); `run()` releases
+    the GIL and returns after `stop()`.
+    """
+
+    def __cinit__(self, Engine engine):
+        cdef LoopState* s
+        self.engine = engine
+        self.state = s = <LoopState*> aligned_new(sizeof(LoopState))
+        if s == NULL:
+            raise_for(NO_MEMORY, "no memory for the IO loop")
+        s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+        if s.epoll_fd < 0:
+            raise OSError(errno, "epoll_create1 failed")
+        _watch(s, EPOLL_CTL_ADD, engine.state.lanes.wake_fd, EPOLLIN, WAKE)
+
+    def __dealloc__(self):
+        cdef u32 i
+        if self.state == NULL:
+            return
+        for i in range(self.state.listener_count):
+            close(self.state.listeners[i])
+        if self.state.epoll_fd > 0:
+            close(self.state.epoll_fd)
+        if self.state.spare_fd > 0:
+            close(self.state.spare_fd)
+        free(self.state)
+
+    def listen(self, int fd):
+        """Accept connections from listening socket `fd`, which now belongs to the loop. Before run(), or while it runs."""
+        if self.state.listener_count == LISTENERS_MAX:
+            raise ValueError(f"a loop listens on {LISTENERS_MAX} sockets at most")
+        self.state.listeners[self.state.listener_count] = fd
+        self.state.listener_count += 1
+        _watch(self.state, EPOLL_CTL_ADD, fd, EPOLLIN, LISTENER | (self.state.listener_count - 1))
+
+    def run(self):
+        """Move bytes until stop(). Takes no GIL in between."""
+        with nogil:
+            _run(self.state, self.engine.state)
+
+    def stop(self):
+        """Ask run() to return; it does so at once."""
+        self.state.stop.store(1, seq_cst)
+        self.engine.state.lanes.sleeping.store(0, seq_cst)
+        eventfd_signal(self.engine.state.lanes.wake_fd)
+
+    def close_connections(self):
+        """Close the sockets of all containers. Only when run() has returned."""
+        cdef EngineState* e = self.engine.state
+        cdef u32 i
+        for i in range(1, e.slots_used + 1):
+            if e.links[i].link != NULL:
+                _close(self.state, e, e.links[i].conn, OK, monotonic_us())
+
+    def snapshot(self):
+        """Turns of the loop, wake-ups from sleep, and the longest oversleep in microseconds."""
+        return {"steps": self.state.steps.load(relaxed), "late_us_max": self.state.late_us_max.load(relaxed)}

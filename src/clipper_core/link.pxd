@@ -1,0 +1,40 @@
+# One container's connection, as bytes: what has been received and not yet understood, what is to be sent and has not left.
+# No socket in here: whoever moves bytes asks for room, says how much came, and takes what is to go.
+#
+# Threads: loop only. Frames are never copied on the way in: they are opened where they were received, 64-byte aligned.
+from libcpp.vector cimport vector
+from clipper_core.codec cimport Header, Limits
+from clipper_core.machine cimport iovec, u8, u32, u64
+from clipper_core.status cimport Status
+
+cdef struct Link:
+    Limits limits
+    u8* rx                      # received bytes [rx_at, rx_len)
+    u64 rx_at, rx_len, rx_cap
+    u64 rx_frame                # bytes of the frame that link_next handed out; dropped at the next call
+    vector[iovec]* tx           # to be sent [tx_at, size)
+    u64 tx_at
+    vector[void*]* owned        # freed when all of tx has left
+    bint queued                 # its conn is already in the engine's list of writers
+    bint closing                # close it once tx has left
+    bint checked                # CRC over payloads too
+    u8 protocol                 # 0 before HELLO, then 1 or 2
+    int fd                      # the mover's; -1 without one
+    bint waits_out              # the mover's: EPOLLOUT is asked for
+    u64 opened_us, heard_us, spoke_us
+    u64 bytes_in, bytes_out
+
+cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil
+cdef void link_free(Link* link) noexcept nogil
+
+cdef u64 link_room(Link* link, u8** at) noexcept nogil                 # where received bytes go, and how many fit; 0: no memory
+cdef void link_received(Link* link, u64 n, u64 now_us) noexcept nogil
+cdef Status link_next(Link* link, Header* header, u8** payload) noexcept nogil
+# ^ OK: a frame, valid until the next call; PENDING: not all there; BAD_FRAME, TOO_LARGE, NO_MEMORY: the link is of no more use
+cdef u8* link_next_bare(Link* link, u64 nbytes) noexcept nogil         # protocol 1: nbytes of reply, or NULL while not all there
+
+cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil           # borrowed until sent
+cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil           # freed once sent
+cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil   # copied
+cdef bint link_unsent(const Link* link) noexcept nogil
+cdef void link_sent(Link* link, u64 n, u64 now_us) noexcept nogil

@@ -1,0 +1,191 @@
+"""The bytes of one connection, in and out, without a socket."""
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
+
+from clipper_core.codec cimport CHECKED, HEADER_BYTES, crc32, header_decode, header_encode
+from clipper_core.machine cimport aligned_new
+from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, PENDING
+
+cdef enum:
+    RX_START = 16384
+    RX_ROOM_MIN = 8192
+
+
+cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil:
+    cdef Link* link = <Link*> aligned_new(sizeof(Link))
+    if link == NULL:
+        return NULL
+    link.limits = limits[0]
+    link.tx = new vector[iovec]()
+    link.owned = new vector[void*]()
+    link.fd = -1
+    link.opened_us = link.heard_us = link.spoke_us = now_us
+    return link
+
+
+cdef void _free_owned(Link* link) noexcept nogil:
+    cdef size_t i
+    for i in range(link.owned.size()):
+        free(link.owned[0][i])
+    link.owned.clear()
+
+
+cdef void link_free(Link* link) noexcept nogil:
+    if link == NULL:
+        return
+    _free_owned(link)
+    del link.tx
+    del link.owned
+    free(link.rx)
+    free(link)
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+cdef bint _reserve(Link* link, u64 nbytes) noexcept nogil:
+    """The unread bytes at the start of a buffer of at least nbytes."""
+    cdef u64 held = link.rx_len - link.rx_at
+    cdef u8* bigger
+    if nbytes <= link.rx_cap:
+        if link.rx_at:
+            memmove(link.rx, link.rx + link.rx_at, held)
+    else:
+        nbytes = max(nbytes, 2 * link.rx_cap, <u64> RX_START)
+        bigger = <u8*> aligned_new(nbytes)
+        if bigger == NULL:
+            return False
+        if held:
+            memcpy(bigger, link.rx + link.rx_at, held)
+        free(link.rx)
+        link.rx = bigger
+        link.rx_cap = nbytes
+    link.rx_at = 0
+    link.rx_len = held
+    return True
+
+
+cdef void _drop_frame(Link* link) noexcept nogil:
+    link.rx_at += link.rx_frame
+    link.rx_frame = 0
+    if link.rx_at == link.rx_len:
+        link.rx_at = link.rx_len = 0
+
+
+cdef u64 link_room(Link* link, u8** at) noexcept nogil:
+    _drop_frame(link)
+    if link.rx_cap - link.rx_len < RX_ROOM_MIN and not _reserve(link, link.rx_len - link.rx_at + RX_ROOM_MIN):
+        return 0
+    at[0] = link.rx + link.rx_len
+    return link.rx_cap - link.rx_len
+
+
+cdef void link_received(Link* link, u64 n, u64 now_us) noexcept nogil:
+    link.rx_len += n
+    link.bytes_in += n
+    link.heard_us = now_us
+
+
+cdef Status link_next(Link* link, Header* header, u8** payload) noexcept nogil:
+    cdef Status status
+    cdef u64 total
+    _drop_frame(link)
+    if link.rx_len - link.rx_at < HEADER_BYTES:
+        return PENDING
+    status = header_decode(link.rx + link.rx_at, link.rx_len - link.rx_at, &link.limits, header)
+    if status != OK:
+        return status
+    total = HEADER_BYTES + header.payload_bytes
+    if link.rx_len - link.rx_at < total:
+        if link.rx_cap - link.rx_at < total and not _reserve(link, total):
+            return NO_MEMORY
+        return PENDING
+    if link.rx_at & 7 and not _reserve(link, total):
+        return NO_MEMORY
+    payload[0] = link.rx + link.rx_at + HEADER_BYTES
+    if header.flags & CHECKED and crc32(0, payload[0], header.payload_bytes) != header.payload_crc:
+        return BAD_FRAME
+    link.rx_frame = total
+    return OK
+
+
+cdef u8* link_next_bare(Link* link, u64 nbytes) noexcept nogil:
+    _drop_frame(link)
+    if link.rx_len - link.rx_at < nbytes:
+        if link.rx_cap - link.rx_at < nbytes:
+            _reserve(link, nbytes)
+        return NULL
+    if link.rx_at & 7:
+        _reserve(link, nbytes)
+    link.rx_frame = nbytes
+    return link.rx + link.rx_at
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil:
+    cdef iovec piece
+    if n == 0:
+        return
+    if link.tx.size() > link.tx_at and <u8*> link.tx.back().iov_base + link.tx.back().iov_len == <u8*> bytes:
+        piece = link.tx.back()
+        piece.iov_len += n
+        link.tx[0][link.tx.size() - 1] = piece
+        return
+    piece.iov_base = <void*> bytes
+    piece.iov_len = n
+    link.tx.push_back(piece)
+
+
+cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil:
+    link.owned.push_back(bytes)
+    link_send(link, bytes, n)
+
+
+cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+    cdef Header header
+    cdef u8* bytes = <u8*> malloc(HEADER_BYTES + n)
+    if bytes == NULL:
+        return NO_MEMORY
+    _clear(&header)
+    header.kind = <u8> kind
+    header.payload_bytes = n
+    if link.checked and n:
+        header.flags = CHECKED
+        header.payload_crc = crc32(0, <const u8*> payload, n)
+    header_encode(&header, bytes)
+    if n:
+        memcpy(bytes + HEADER_BYTES, payload, n)
+    link_send_owned(link, bytes, HEADER_BYTES + n)
+    link.spoke_us = now_us
+    return OK
+
+
+cdef void _clear(Header* header) noexcept nogil:
+    header.kind = header.dtype = header.rank = 0
+    header.flags = 0
+    header.id = header.payload_bytes = header.time_us = 0
+    header.rows = header.payload_crc = 0
+    header.dims[0] = header.dims[1] = header.dims[2] = header.dims[3] = 0
+
+
+cdef bint link_unsent(const Link* link) noexcept nogil:
+    return link.tx_at < link.tx.size()
+
+
+cdef void link_sent(Link* link, u64 n, u64 now_us) noexcept nogil:
+    cdef iovec piece
+    link.bytes_out += n
+    link.spoke_us = now_us
+    while n:
+        piece = link.tx[0][link.tx_at]
+        if piece.iov_len > n:
+            piece.iov_base = <u8*> piece.iov_base + n
+            piece.iov_len -= n
+            link.tx[0][link.tx_at] = piece
+            return
+        n -= piece.iov_len
+        link.tx_at += 1
+    if link.tx_at == link.tx.size():
+        link.tx.clear()
+        link.tx_at = 0
+        _free_owned(link)

@@ -1,0 +1,27 @@
+# The door for callers: one version of one model, rows in, a Future out. A hit is answered here, on the caller's thread; a miss
+# is copied into a lane and the loop is woken if it sleeps.
+#
+# Threads: any.
+from clipper_core.engine cimport Engine
+from clipper_core.future cimport Block, Future
+from clipper_core.machine cimport u8, u32, u64
+from clipper_core.scheduler cimport ModelState
+from clipper_core.status cimport Status
+
+cdef class Model:
+    cdef readonly Engine engine
+    cdef ModelState* state
+    cdef readonly str name             # as messages show it: "svm:1"
+    cdef readonly object dtype         # numpy's, None for str and bytes
+    cdef readonly tuple shape          # of one row; (-1,) when rows differ in length
+    cdef int typenum
+    cdef readonly u64 slo_us           # when predict() is not told
+
+    cdef object _row(self, object x, const void** row, u64* nbytes)
+    cdef object _refuse(self, object x, object cause)
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) except *
+    cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
+    cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil
+    cdef bint _full(self, int klass) noexcept
+
+cdef u64 slo_of(object slo_us, u64 otherwise) except? 0

@@ -1,0 +1,61 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipper_core.engine import Engine
+from clipper_core.future import Future
+
+class Model:
+    engine: Engine
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    slo_us: int
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        uid: int,
+        dtype: str,
+        shape: tuple[int, ...] = (),
+        *,
+        slo_us: int = ...,
+        cached: bool = True,
+        finite: bool = False,
+        lane_rows: int = ...,
+        lane_bytes_max: int = ...,
+        output: str = "",
+        output_shape: tuple[int, ...] | None = None,
+    ) -> None: ...
+    @property
+    def index(self) -> int: ...
+    def describe_input(self) -> str: ...
+    def predict(
+        self,
+        x: Any,
+        slo_us: int | None = None,
+        salt: int = 0,
+        finish: Callable[[Future], Any] | None = None,
+        extra: Any = None,
+    ) -> Future: ...
+    def predict_many(
+        self,
+        rows: NDArray[Any] | Sequence[Any],
+        slo_us: int | None = None,
+        salt: int = 0,
+        finish: Callable[[Future], Any] | None = None,
+        extra: Any = None,
+    ) -> Future: ...
+    def put(self, x: Any, output: Any, salt: int = 0) -> None: ...
+    def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]: ...
+
+def predict_all(
+    models: tuple[Model, ...],
+    x: Any,
+    slo_us: int | None = None,
+    salt: int = 0,
+    finish: Callable[[Future], Any] | None = None,
+    extra: Any = None,
+) -> Future: ...

@@ -1,0 +1,379 @@
+"""Submitting: an input becomes a row, the row a hit or a task, and the caller has a Future at once."""
+cimport cython
+cimport numpy as cnp
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdlib cimport free
+from libcpp.vector cimport vector
+
+import numpy as np
+
+from clipper_core.clock_cache cimport Key, cache_fill, cache_lookup, key_of
+from clipper_core.dtype cimport ANY, BYTES, F32, F64, STR, itemsize
+from clipper_core.future cimport block_drop, future_new, slot_fill, slots_claim
+from clipper_core.histogram cimport count
+from clipper_core.lane cimport lane_new, lane_submit
+from clipper_core.machine cimport aligned_new, futex_wait, monotonic_us, relaxed, seq_cst
+from clipper_core.prediction cimport TAG_NONE, Value, object_value, value_drop, value_object
+from clipper_core.scheduler cimport LANE_CLASSES
+from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, OK, raise_for
+
+from clipper_core.dtype import NAMES
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+
+cdef extern from *:
+    """
+    static inline int clipper_log2(unsigned long long n) { return 63 - __builtin_clzll(n | 1); }
+    static inline int clipper_finite64(double x) { return __builtin_isfinite(x); }
+    static inline int clipper_finite32(float x) { return __builtin_isfinite(x); }
+    """
+    int log2_of "clipper_log2"(u64 n) noexcept nogil
+    bint finite64 "clipper_finite64"(double x) noexcept nogil
+    bint finite32 "clipper_finite32"(float x) noexcept nogil
+
+cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
+
+cdef enum:
+    QUEUE_WAIT_US = 2000        # predict_many waits this long at a time for room in a full lane
+
+cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"), "u16": np.dtype("<u2"),
+                       "i16": np.dtype("<i2"), "u32": np.dtype("<u4"), "i32": np.dtype("<i4"), "u64": np.dtype("<u8"),
+                       "i64": np.dtype("<i8"), "f16": np.dtype("<f2"), "f32": np.dtype("<f4"), "f64": np.dtype("<f8")}
+
+
+cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
+    """An SLO in microseconds, at least 1."""
+    if slo_us is None:
+        return otherwise
+    if not 1 <= slo_us < SLO_MAX_US:
+        raise_for(BAD_INPUT, f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
+    return slo_us
+
+
+@cython.final
+cdef class Model:
+    """Threads: any. One version of one model in an engine.
+
+    `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a name of clipper_core.dtype
+    (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for numeric rows that differ in length. `lane_rows` bounds how
+    many tasks of like SLO may wait or be in flight. `finite` refuses NaN and infinities.
+    """
+
+    def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *, u64 slo_us=1000000,
+                 bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
+                 str output="", tuple output_shape=None):
+        cdef ModelState* m = <ModelState*> aligned_new(sizeof(ModelState))
+        cdef u32 i
+        if m == NULL:
+            raise_for(NO_MEMORY, f"no memory for model {name}")
+        m.replicas = new vector[u32]()
+        m.busy_lanes = new vector[u32]()
+        m.spec.uid = uid
+        m.spec.dtype = <u8> int(NAMES[dtype])
+        m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
+        m.cached = cached
+        m.finite = finite
+        if not m.spec.variable:
+            m.spec.rank = <u8> len(shape)
+            m.spec.row_bytes = itemsize(m.spec.dtype)
+            for i in range(len(shape)):
+                m.spec.dims[i] = shape[i]
+                m.spec.row_bytes *= <u64> shape[i]
+        m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
+        if output_shape is not None:
+            m.spec.output_shaped = True
+            m.spec.output_rank = <u8> len(output_shape)
+            for i in range(len(output_shape)):
+                m.spec.output_dims[i] = output_shape[i]
+        if m.spec.row_bytes:
+            lane_rows = min(lane_rows, max(<u64> 16, lane_bytes_max // m.spec.row_bytes))
+        m.lane_rows = <u64> 1 << log2_of(max(lane_rows, <u64> 2))
+        self.engine = engine
+        self.name = name
+        self.dtype = _typenums.get(dtype)
+        self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num
+        self.shape = shape
+        self.slo_us = slo_us
+        try:
+            engine.add_model(m)
+        except BaseException:
+            del m.replicas
+            del m.busy_lanes
+            free(m)
+            raise
+        self.state = m
+
+    @property
+    def index(self):
+        """The model's number in its engine."""
+        return self.state.index
+
+    # -- rows
+
+    cdef object _row(self, object x, const void** row, u64* nbytes):
+        """Point at the row's bytes; -> the object that must stay alive meanwhile."""
+        cdef Py_ssize_t size = 0
+        cdef cnp.ndarray array
+        if self.typenum >= 0:
+            array = self._array(x)
+            row[0] = cnp.PyArray_DATA(array)
+            nbytes[0] = cnp.PyArray_NBYTES(array)
+            return array
+        if self.state.spec.dtype == STR:
+            if not isinstance(x, str):
+                raise self._refuse(x, None)
+            row[0] = PyUnicode_AsUTF8AndSize(x, &size)
+            nbytes[0] = size
+            return x
+        if not isinstance(x, bytes):
+            if not isinstance(x, (bytearray, memoryview)):
+                raise self._refuse(x, None)
+            x = bytes(x)
+        row[0] = PyBytes_AS_STRING(x)
+        nbytes[0] = PyBytes_GET_SIZE(x)
+        return x
+
+    def _array(self, x):
+        cdef cnp.ndarray array
+        if isinstance(x, np.ndarray):
+            array = x
+            if (cnp.PyArray_TYPE(array) != self.typenum or not cnp.PyArray_ISCARRAY_RO(array)):
+                if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                    raise self._refuse(x, None)
+                array = np.ascontiguousarray(array, self.dtype)
+        else:
+            try:
+                array = np.asarray(x)
+                if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                    raise self._refuse(x, None)
+                array = np.ascontiguousarray(array, self.dtype)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise self._refuse(x, error) from None
+            if not self.shape:
+                array = array.reshape(np.shape(x))
+        if not self._fits(array):
+            raise self._refuse(x, None)
+        if self.state.finite and not self._finite(cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array)):
+            raise self._refuse(x, "it holds NaN or an infinity, and this model was deployed with finite=True")
+        return array
+
+    def _fits(self, cnp.ndarray array):
+        cdef int i
+        if self.state.spec.variable:
+            return cnp.PyArray_NDIM(array) == 1
+        if cnp.PyArray_NDIM(array) != self.state.spec.rank:
+            return False
+        for i in range(self.state.spec.rank):
+            if cnp.PyArray_DIM(array, i) != self.state.spec.dims[i]:
+                return False
+        return True
+
+    cdef object _refuse(self, object x, object cause):
+        wanted = self.describe_input()
+        if isinstance(x, np.ndarray):
+            got = f"{x.dtype}{list(x.shape)}"
+        elif isinstance(x, (list, tuple)):
+            got = f"a {type(x).__name__} of {len(x)}"
+        else:
+            got = f"{type(x).__name__}"
+        text = f"input for {self.name}: expected {wanted}, got {got}"
+        if cause is not None:
+            text += f": {cause}"
+        try:
+            raise_for(BAD_INPUT, text)
+        except Exception as error:
+            return error
+
+    def describe_input(self):
+        """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`."""
+        name = next(key for key, value in NAMES.items() if int(value) == self.state.spec.dtype)
+        if self.typenum < 0 or not self.shape:
+            return name
+        return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
+
+    cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil:
+        cdef u64 i
+        if self.state.spec.dtype == F64:
+            for i in range(nbytes // 8):
+                if not finite64((<const double*> row)[i]):
+                    return False
+        elif self.state.spec.dtype == F32:
+            for i in range(nbytes // 4):
+                if not finite32((<const float*> row)[i]):
+                    return False
+        return True
+
+    # -- submitting
+
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) except *:
+        """A task for slot `slot`, which was claimed with a reference for it. Ends it here when it is a hit or refused."""
+        cdef ModelState* m = self.state
+        cdef Engine engine = self.engine
+        cdef int klass = log2_of(slo_us)
+        cdef u64 now = engine.state.now_us.load(relaxed) if engine.state.manual else monotonic_us()
+        cdef Key key
+        cdef Value value
+        cdef Status status
+        value.word = 0
+        value.tag = TAG_NONE
+        if m.cached:
+            key = key_of(engine.state.cache, m.spec.uid, salt, row, nbytes)
+            if cache_lookup(engine.state.cache, &key, &value):
+                count(&m.tally.hits, 1)
+                slot_fill(engine.state.delivery, block, slot, OK, &value)
+                block_drop(engine.state.delivery, block, 1)
+                return OK
+        if m.lanes[klass] == NULL:
+            m.lanes[klass] = lane_new(engine.state.lanes, m.index, <u64> 2 << klass, m.lane_rows, m.spec.row_bytes, &m.tally)
+        status = <Status> engine.state.delivery.dead.load(relaxed)
+        if status == 0:
+            status = FULL
+            if m.lanes[klass] != NULL and nbytes <= 0xFFFFFFFF:
+                status = lane_submit(engine.state.lanes, m.lanes[klass], row, <u32> nbytes, &key if m.cached else NULL, block,
+                                     slot, now + slo_us, now)
+        if status != OK:
+            count(&m.tally.ended[<u32> status], 1)
+            slot_fill(engine.state.delivery, block, slot, status, &value)
+            block_drop(engine.state.delivery, block, 1)
+        return status
+
+    cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object keep = self._row(x, &row, &nbytes)
+        cdef Block* block
+        cdef u32 slot
+        cdef Future future
+        if not slots_claim(self.engine.state.delivery, 1, 1, &block, &slot):
+            raise_for(NO_MEMORY, "no memory for a future")
+        future = future_new(self.engine.delivery, block, slot, 1, finish, extra)
+        self._submit(row, nbytes, salt, slo_us, block, slot)
+        return future
+
+    def predict(self, x, slo_us=None, u64 salt=0, finish=None, extra=None):
+        """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type or shape.
+
+        `slo_us`: this query's own latency objective, microseconds; `salt` separates cache entries of equal inputs.
+        `finish(future)` turns the ended future into its result; `extra` is kept for it.
+        """
+        return self._predict(x, slo_of(slo_us, self.slo_us), salt, finish, extra)
+
+    def put(self, x, output, u64 salt=0):
+        """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object keep = self._row(x, &row, &nbytes)
+        cdef Value value = object_value(output)
+        cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        cache_fill(self.engine.state.cache, &key, &value)
+        value_drop(&value)
+
+    def cached(self, x, u64 salt=0):
+        """(True, output) if the cache holds this input's prediction, else (False, None)."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef object keep = self._row(x, &row, &nbytes)
+        cdef Value value
+        cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        if not cache_lookup(self.engine.state.cache, &key, &value):
+            return False, None
+        output = value_object(&value)
+        value_drop(&value)
+        return True, output
+
+    def predict_many(self, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
+        """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its result is in order.
+
+        While the lane is full it waits for room (Ctrl-C is heard), so that more rows than fit may be given; rows that find
+        none by the deadline end as FULL.
+        """
+        cdef u64 slo = slo_of(slo_us, self.slo_us)
+        cdef u64 until = monotonic_us() + slo
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef u32 i, slot, n
+        cdef Block* block
+        cdef Future future
+        cdef object keep
+        rows = self._rows(rows)
+        n = <u32> len(rows)
+        if n == 0:
+            raise_for(BAD_INPUT, f"predict_many for {self.name} was given no rows")
+        if not slots_claim(self.engine.state.delivery, n, n, &block, &slot):
+            raise_for(NO_MEMORY, f"no memory for {n} predictions")
+        future = future_new(self.engine.delivery, block, slot, n, finish, extra)
+        if isinstance(rows, np.ndarray):
+            row, nbytes = cnp.PyArray_DATA(<cnp.ndarray> rows), self.state.spec.row_bytes
+        for i in range(n):
+            if self.state.spec.row_bytes == 0:
+                keep = self._row(rows[i], &row, &nbytes)
+            if self._full(log2_of(slo)):
+                self._wait_for_room(slo, until)
+            self._submit(row, nbytes, salt, slo, block, slot + i)
+            row = <const char*> row + self.state.spec.row_bytes
+        return future
+
+    def _rows(self, rows):
+        """All rows checked before the first is submitted."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        if self.typenum >= 0 and not self.state.spec.variable:
+            try:
+                array = np.asarray(rows)
+            except ValueError as error:
+                raise self._refuse(rows, error) from None
+            if array.ndim != len(self.shape) + 1 or not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                raise self._refuse(rows, f"predict_many takes an array of shape (n, {', '.join(map(str, self.shape))})")
+            array = np.ascontiguousarray(array, self.dtype)
+            for item in array[:1]:
+                self._array(item)
+            if self.state.finite and not np.isfinite(array).all():
+                raise self._refuse(rows, "it holds NaN or an infinity, and this model was deployed with finite=True")
+            return array
+        rows = list(rows)
+        for item in rows:
+            self._row(item, &row, &nbytes)
+        return rows
+
+    def _wait_for_room(self, u64 slo_us, u64 until):
+        cdef int klass = log2_of(slo_us)
+        cdef u32 epoch
+        while (self._full(klass) and monotonic_us() < until
+               and self.engine.state.delivery.dead.load(relaxed) == 0 and not self.engine.state.manual):
+            self.engine.state.delivery.waiters.fetch_add(1, seq_cst)
+            epoch = self.engine.state.delivery.epoch.load(seq_cst)
+            if self._full(klass):
+                with nogil:
+                    futex_wait(&self.engine.state.delivery.epoch, epoch, QUEUE_WAIT_US)
+            self.engine.state.delivery.waiters.fetch_sub(1, seq_cst)
+
+    cdef bint _full(self, int klass) noexcept:
+        return self.state.lanes[klass] != NULL and self.state.lanes[klass].ring.cells.full()
+
+    def __repr__(self):
+        return f"<Model {self.name} {self.describe_input()}>"
+
+
+def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
+    """One future over the same input on several models of one engine: task i is models[i]'s. Threads: any."""
+    cdef Model model = models[0]
+    cdef u32 i, slot, n = <u32> len(models)
+    cdef u64 slo = slo_of(slo_us, model.slo_us)
+    cdef const void* row = NULL
+    cdef u64 nbytes = 0
+    cdef Block* block
+    cdef Future future
+    cdef list keep = [(<Model> m)._row(x, &row, &nbytes) for m in models]
+    if n == 1:
+        return model._predict(x, slo, salt, finish, extra)
+    if not slots_claim(model.engine.state.delivery, n, n, &block, &slot):
+        raise_for(NO_MEMORY, "no memory for a future")
+    future = future_new(model.engine.delivery, block, slot, n, finish, extra)
+    for i in range(n):
+        model = models[i]
+        keep.append(model._row(x, &row, &nbytes))
+        model._submit(row, nbytes, salt, slo, block, slot + i)
+    return future

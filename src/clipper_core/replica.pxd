@@ -1,0 +1,86 @@
+# One attached container as the engine sees it: a batcher, at most two batches in flight, and the link they travel on.
+#
+# A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them any more; then only their keys
+# are kept, so that a late reply still fills the cache.
+#
+# Threads: loop only, but for the Gauge, which anyone may read.
+from libcpp.vector cimport vector
+from clipper_core.batcher cimport Batcher
+from clipper_core.clock_cache cimport Key
+from clipper_core.codec cimport Header, Limits
+from clipper_core.lane cimport Lanes, Tally
+from clipper_core.link cimport Link
+from clipper_core.machine cimport atomic, u8, u32, u64
+from clipper_core.status cimport Status
+
+cdef enum:
+    IN_FLIGHT_MAX = 2
+    PROFILE_BUCKETS = 24
+
+cdef struct RowSpec:            # what a model takes and, if known, gives
+    u64 uid                     # of the registered version; part of the cache key
+    u8 dtype
+    bint variable
+    u8 rank
+    u32 dims[4]
+    u64 row_bytes               # fixed rows
+    u8 output_dtype             # ANY when not declared
+    bint output_shaped          # output_rank and output_dims are declared too
+    u8 output_rank
+    u32 output_dims[4]
+
+cdef struct Batch:
+    u8 header[64]               # on the wire while the frame leaves
+    u64 id
+    u32 n
+    u64* tickets
+    Key* keys                   # once released; zero where the row is not cached
+    u64 sent_us
+    u64 due_us                  # the latest deadline of its rows
+    u64 slo_us                  # the tightest SLO
+
+cdef cppclass Gauge:            # for snapshots
+    atomic[u64] limit
+    atomic[u64] batches
+    atomic[u64] misses
+    atomic[u64] in_flight
+    atomic[u64] suspect
+    atomic[u64] fit_a_ns
+    atomic[u64] fit_b_ns
+    atomic[u64] profile_us[24]  # mean service time by log2(batch size)
+    atomic[u64] profile_n[24]
+
+cdef cppclass Replica:
+    Link* link
+    Tally* tally
+    Batcher batcher
+    Gauge gauge
+    Batch* flight[2]            # oldest first
+    u32 in_flight
+    u32 number
+    u64 next_id
+    u64 idle_since_us           # when the last reply came
+    u64 busy_until_us           # predicted end of what is in flight
+    bint draining
+    bint suspect                # overdue or silent: gets no new rows
+    u8 v1_format
+    vector[const void*]* rows   # scratch for rows that must be gathered
+    vector[u64]* row_bytes
+    vector[u32]* row_bytes32
+
+cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil
+cdef void replica_free(Replica* r) noexcept nogil
+cdef Batch* batch_new(u32 n) noexcept nogil
+cdef void batch_free(Batch* batch) noexcept nogil
+
+cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil
+# ^ takes the batch over; NO_MEMORY or TOO_LARGE: nothing was queued and the caller still has it
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
+                          u64 slo_us, u64 now_us) noexcept nogil
+# ^ a REPLY or FAILURE: ends the batch's rows. BAD_FRAME: the link is of no more use
+cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil
+# ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
+cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
+# ^ releases the rows of batches whose every deadline has passed; True: the link must go, its rows have not even left
+cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
+# ^ the container is gone: rows with time left go to the front of their lanes, once

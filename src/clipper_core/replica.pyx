@@ -1,0 +1,424 @@
+"""Batches out, replies in, for one container."""
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from clipper_core.batcher cimport batcher_learn, batcher_predict_us
+from clipper_core.clock_cache cimport cache_fill
+from clipper_core.codec cimport (CHECKED, FAILURE, HEADER_BYTES, PREDICT, VARIABLE, Rows, crc32,
+                                 header_encode, rows_open, v1_bound, v1_encode, v1_format, variable_encode,
+                                 variable_payload_bytes)
+from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
+from clipper_core.histogram cimport count, histogram_record
+from clipper_core.lane cimport Task, lane_requeue, row_end, task_needed, task_of, task_row
+from clipper_core.link cimport link_next_bare, link_send, link_send_owned, link_unsent
+from clipper_core.machine cimport aligned_new, relaxed
+from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, Value, blob_new, value_drop
+from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
+
+cdef extern from *:
+    """
+    static const unsigned char clipper_zeros[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    """
+    const u8* ZEROS "clipper_zeros"
+
+
+cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
+    cdef Replica* r = <Replica*> aligned_new(sizeof(Replica))
+    if r == NULL:
+        return NULL
+    r.link = link
+    r.tally = tally
+    r.number = number
+    r.next_id = 1
+    r.rows = new vector[const void*]()
+    r.row_bytes = new vector[u64]()
+    r.row_bytes32 = new vector[u32]()
+    return r
+
+
+cdef void replica_free(Replica* r) noexcept nogil:
+    cdef u32 i
+    for i in range(r.in_flight):
+        batch_free(r.flight[i])
+    del r.rows
+    del r.row_bytes
+    del r.row_bytes32
+    free(r)
+
+
+cdef Batch* batch_new(u32 n) noexcept nogil:
+    cdef Batch* batch = <Batch*> malloc(sizeof(Batch))
+    if batch == NULL:
+        return NULL
+    memset(batch, 0, sizeof(Batch))
+    batch.tickets = <u64*> malloc(<u64> n * 8)
+    if batch.tickets == NULL:
+        free(batch)
+        return NULL
+    return batch
+
+
+cdef void batch_free(Batch* batch) noexcept nogil:
+    free(batch.tickets)
+    free(batch.keys)
+    free(batch)
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+    cdef Status status
+    batch.id = r.next_id
+    batch.sent_us = now_us
+    if r.link.protocol == 1:
+        status = _send_v1(r, lanes, spec, batch)
+    elif spec.variable:
+        status = _send_variable(r, lanes, spec, batch, now_us)
+    else:
+        status = _send_fixed(r, lanes, spec, batch, now_us)
+    if status != OK:
+        return status
+    r.next_id += 1
+    r.flight[r.in_flight] = batch
+    r.in_flight += 1
+    r.busy_until_us = max(r.busy_until_us, now_us) + <u64> batcher_predict_us(&r.batcher, batch.n)
+    r.gauge.in_flight.store(r.in_flight, relaxed)
+    count(&r.tally.batches, 1)
+    histogram_record(&r.tally.batch_rows, batch.n)
+    return OK
+
+
+cdef Header _header(Replica* r, const RowSpec* spec, Batch* batch, u64 payload_bytes, u64 now_us) noexcept nogil:
+    cdef Header header
+    memset(&header, 0, sizeof(Header))
+    header.kind = PREDICT
+    header.dtype = spec.dtype
+    header.id = batch.id
+    header.rows = batch.n
+    header.payload_bytes = payload_bytes
+    header.time_us = batch.due_us - now_us if batch.due_us > now_us else 0
+    if spec.variable:
+        header.flags = VARIABLE
+        header.rank = 1
+    else:
+        header.rank = spec.rank
+        memcpy(header.dims, spec.dims, sizeof(header.dims))
+    return header
+
+
+cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+    cdef u64 data = spec.row_bytes * batch.n
+    cdef u64 padding = (0 - data) & 7
+    cdef Header header = _header(r, spec, batch, data + padding, now_us)
+    cdef u32 i, crc = 0
+    if header.payload_bytes > r.link.limits.payload_bytes_max:
+        return TOO_LARGE
+    link_send(r.link, batch.header, HEADER_BYTES)
+    for i in range(batch.n):
+        row = task_row(lanes, batch.tickets[i], task_of(lanes, batch.tickets[i]))
+        link_send(r.link, row, spec.row_bytes)
+        if r.link.checked:
+            crc = crc32(crc, <const u8*> row, spec.row_bytes)
+    link_send(r.link, ZEROS, padding)
+    if r.link.checked:
+        header.flags |= CHECKED
+        header.payload_crc = crc32(crc, ZEROS, padding)
+    header_encode(&header, batch.header)
+    return OK
+
+
+cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
+    """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all."""
+    cdef u32 i
+    cdef u64 total = 0
+    cdef Task* task
+    r.rows.resize(batch.n)
+    r.row_bytes.resize(batch.n)
+    r.row_bytes32.resize(batch.n)
+    for i in range(batch.n):
+        task = task_of(lanes, batch.tickets[i])
+        r.rows[0][i] = task_row(lanes, batch.tickets[i], task)
+        r.row_bytes[0][i] = task.bytes
+        r.row_bytes32[0][i] = task.bytes
+        total += task.bytes
+    return total
+
+
+cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+    cdef u64 payload_bytes = variable_payload_bytes(batch.n, _gather(r, lanes, batch))
+    cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
+    cdef u8* frame
+    if payload_bytes > r.link.limits.payload_bytes_max:
+        return TOO_LARGE
+    frame = <u8*> malloc(HEADER_BYTES + payload_bytes)
+    if frame == NULL:
+        return NO_MEMORY
+    variable_encode(batch.n, r.rows.data(), r.row_bytes.data(), itemsize(spec.dtype), frame + HEADER_BYTES)
+    if r.link.checked:
+        header.flags |= CHECKED
+        header.payload_crc = crc32(0, frame + HEADER_BYTES, payload_bytes)
+    header_encode(&header, frame)
+    link_send_owned(r.link, frame, HEADER_BYTES + payload_bytes)
+    return OK
+
+
+cdef Status _send_v1(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch) noexcept nogil:
+    cdef u64 bound = v1_bound(r.v1_format, batch.n, _gather(r, lanes, batch))
+    cdef u64 n
+    cdef u8* message
+    if bound > r.link.limits.payload_bytes_max:
+        return TOO_LARGE
+    message = <u8*> malloc(bound)
+    if message == NULL:
+        return NO_MEMORY
+    n = v1_encode(r.v1_format, batch.n, r.rows.data(), r.row_bytes32.data(), message, bound)
+    link_send_owned(r.link, message, n)
+    return OK
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+cdef Batch* _take_oldest(Replica* r, u64 slo_us, u64 now_us, bint learn) noexcept nogil:
+    cdef Batch* batch = r.flight[0]
+    cdef u64 begun = max(batch.sent_us, r.idle_since_us)
+    r.flight[0] = r.flight[1]
+    r.in_flight -= 1
+    r.idle_since_us = now_us
+    if learn:
+        batcher_learn(&r.batcher, batch.n, <double> (now_us - begun if now_us > begun else 0),
+                      <double> min(slo_us, batch.slo_us), now_us)
+        _publish(r, batch.n)
+    r.busy_until_us = now_us
+    if r.in_flight:
+        r.busy_until_us += <u64> batcher_predict_us(&r.batcher, r.flight[0].n)
+    r.gauge.in_flight.store(r.in_flight, relaxed)
+    return batch
+
+
+cdef void _publish(Replica* r, u32 n) noexcept nogil:
+    """What a snapshot shows of this replica."""
+    cdef u32 bucket = 0
+    while (n >> 1) >> bucket and bucket < PROFILE_BUCKETS - 1:
+        bucket += 1
+    r.gauge.limit.store(<u64> r.batcher.limit, relaxed)
+    r.gauge.batches.store(r.batcher.batches, relaxed)
+    r.gauge.misses.store(r.batcher.misses, relaxed)
+    r.gauge.fit_a_ns.store(<u64> max(0.0, r.batcher.fit_a * 1000), relaxed)
+    r.gauge.fit_b_ns.store(<u64> max(0.0, r.batcher.fit_b * 1000), relaxed)
+    r.gauge.profile_us[bucket].store(<u64> r.batcher.profile_us[bucket], relaxed)
+    r.gauge.profile_n[bucket].store(r.batcher.profile_n[bucket], relaxed)
+
+
+cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
+                          u64 slo_us, u64 now_us) noexcept nogil:
+    cdef Batch* batch
+    cdef Rows rows
+    cdef Status status
+    if r.in_flight == 0 or header.id != r.flight[0].id:
+        return OK if header.id < r.next_id else BAD_FRAME      # a late twin is dropped; an id we never gave is an error
+    if header.kind == FAILURE:
+        batch = _take_oldest(r, slo_us, now_us, False)
+        _fail(lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes, now_us)
+        batch_free(batch)
+        return OK
+    status = rows_open(header, payload, &r.link.limits, &rows)
+    if status != OK:
+        return status
+    batch = _take_oldest(r, slo_us, now_us, True)
+    if rows.n != batch.n:
+        _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another number of outputs than the batch has inputs", now_us)
+    elif not _is_declared(spec, header):
+        _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another type or shape than its declared output", now_us)
+    else:
+        _end_rows(r, lanes, header, batch, &rows, now_us)
+    batch_free(batch)
+    return OK
+
+
+cdef bint _is_declared(const RowSpec* spec, const Header* header) noexcept nogil:
+    cdef u32 i
+    if spec.output_dtype == ANY:
+        return True
+    if header.dtype != spec.output_dtype:
+        return False
+    if not spec.output_shaped:
+        return True
+    if header.flags & VARIABLE or header.rank != spec.output_rank:
+        return False
+    for i in range(header.rank):
+        if header.dims[i] != spec.output_dims[i]:
+            return False
+    return True
+
+
+cdef bint _value_of(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes, Value* value) noexcept nogil:
+    """Output i, `nbytes` at offset `at` of the data. False when memory is out."""
+    cdef Blob* blob
+    value.word = 0
+    if header.rank == 0 and not header.flags & VARIABLE and rows.confidence == NULL:
+        memcpy(&value.word, rows.data + at, nbytes)
+        value.tag = header.dtype
+        return True
+    blob = blob_new(rows.data + at, nbytes)
+    if blob == NULL:
+        return False
+    blob.dtype = header.dtype
+    blob.rank = header.rank
+    memcpy(blob.dims, header.dims, sizeof(header.dims))
+    if header.flags & VARIABLE:
+        blob.rank = 0 if header.dtype == STR or header.dtype == BYTES else 1
+        blob.dims[0] = <u32> (nbytes / itemsize(header.dtype))
+    if rows.confidence != NULL:
+        blob.has_confidence = 1
+        blob.confidence = rows.confidence[i]
+    value.word = <u64> blob
+    value.tag = TAG_BLOB
+    return True
+
+
+cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch, const Rows* rows, u64 now_us) noexcept nogil:
+    cdef u32 i
+    cdef u64 at = 0, nbytes = rows.row_bytes
+    cdef Value value
+    count(&r.tally.evaluated, batch.n)
+    for i in range(batch.n):
+        if header.flags & VARIABLE:
+            nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
+        if rows.status != NULL and rows.status[i]:
+            _text_value(<const char*> rows.text, rows.text_bytes, &value)
+            _end_row(lanes, batch, i, MODEL_ERROR, &value, now_us)
+        elif _value_of(header, rows, i, at, nbytes, &value):
+            _end_row(lanes, batch, i, OK, &value, now_us)
+        else:
+            value.tag = TAG_NONE
+            _end_row(lanes, batch, i, NO_MEMORY, &value, now_us)
+        value_drop(&value)
+        at += nbytes
+
+
+cdef void _end_row(Lanes* lanes, Batch* batch, u32 i, Status status, Value* value, u64 now_us) noexcept nogil:
+    cdef Task* task
+    if batch.keys != NULL:
+        if status == OK and (batch.keys[i].lo or batch.keys[i].hi):
+            cache_fill(lanes.cache, &batch.keys[i], value)
+        return
+    task = task_of(lanes, batch.tickets[i])
+    if status == OK and task.keyed:
+        cache_fill(lanes.cache, &task.key, value)
+    row_end(lanes, batch.tickets[i], status, value, now_us)
+
+
+cdef void _text_value(const char* text, u64 n, Value* value) noexcept nogil:
+    cdef Blob* blob = blob_new(text, n)
+    value.word = 0
+    value.tag = TAG_NONE
+    if blob != NULL:
+        blob.dtype = STR
+        value.word = <u64> blob
+        value.tag = TAG_BLOB
+
+
+cdef void _fail(Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, u64 now_us) noexcept nogil:
+    cdef u32 i
+    cdef Value value
+    _text_value(text, n, &value)
+    for i in range(batch.n):
+        _end_row(lanes, batch, i, status, &value, now_us)
+    value_drop(&value)
+
+
+cdef void _fail_text(Lanes* lanes, Batch* batch, Status status, const char* text, u64 now_us) noexcept nogil:
+    cdef u64 n = 0
+    while text[n]:
+        n += 1
+    _fail(lanes, batch, status, text, n, now_us)
+
+
+cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil:
+    cdef Header header
+    cdef Rows rows
+    cdef Batch* batch
+    cdef u8* bytes
+    if r.in_flight == 0:
+        return PENDING if r.link.rx_len == r.link.rx_at else BAD_FRAME
+    bytes = link_next_bare(r.link, <u64> r.flight[0].n * 8)
+    if bytes == NULL:
+        return PENDING
+    memset(&header, 0, sizeof(Header))
+    memset(&rows, 0, sizeof(Rows))
+    batch = _take_oldest(r, slo_us, now_us, True)
+    header.dtype = F64
+    rows.n = batch.n
+    rows.row_bytes = 8
+    rows.data = bytes
+    _end_rows(r, lanes, &header, batch, &rows, now_us)
+    batch_free(batch)
+    return OK
+
+
+# -- when it goes wrong ------------------------------------------------------------------------------------------------
+
+cdef u64 _due_us(Lanes* lanes, Batch* batch) noexcept nogil:
+    """The latest deadline that is still open in the batch; 0: none is."""
+    cdef u64 due = 0
+    cdef u32 i
+    cdef Task* task
+    for i in range(batch.n):
+        task = task_of(lanes, batch.tickets[i])
+        if task_needed(task):
+            due = max(due, task.due_us)
+    return due
+
+
+cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
+    """Free the rows of a batch that nobody waits for; keep their keys for a late reply."""
+    cdef u32 i
+    cdef Task* task
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    batch.keys = <Key*> malloc(<u64> batch.n * sizeof(Key))
+    if batch.keys == NULL:
+        return
+    memset(batch.keys, 0, <u64> batch.n * sizeof(Key))
+    for i in range(batch.n):
+        task = task_of(lanes, batch.tickets[i])
+        if task.keyed:
+            batch.keys[i] = task.key
+        row_end(lanes, batch.tickets[i], REPLICA_LOST, &nothing, now_us)
+
+
+cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
+    cdef u32 i
+    cdef u64 due
+    for i in range(r.in_flight):
+        if r.flight[i].keys != NULL or now_us <= r.flight[i].due_us:
+            continue
+        r.suspect = True
+        due = _due_us(lanes, r.flight[i])
+        if due > now_us:
+            r.flight[i].due_us = due
+        elif link_unsent(r.link):
+            return True
+        elif due == 0:
+            _let_go(lanes, r.flight[i], now_us)
+    return False
+
+
+cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
+    cdef u32 i, k
+    cdef u64 ticket
+    cdef Task* task
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    for i in range(r.in_flight):
+        for k in range(r.flight[i].n if r.flight[i].keys == NULL else 0):
+            ticket = r.flight[i].tickets[k]
+            task = task_of(lanes, ticket)
+            if task_needed(task) and task.tries < 2 and task.due_us > now_us:
+                lane_requeue(lanes, ticket)
+            else:
+                row_end(lanes, ticket, REPLICA_LOST, &nothing, now_us)
+        batch_free(r.flight[i])
+    r.in_flight = 0

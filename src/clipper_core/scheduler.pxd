@@ -1,0 +1,106 @@
+# The scheduler decides: which rows go to which container now, what ends and when. Bytes and time are arguments; whoever has a
+# clock and sockets (the IO loop), or a simulated network (a test), calls step and hands bytes over.
+#
+# Threads: step, received, lost, open and what they call: the loop. Commands and notices pass between Python and the loop by
+# rings. Submitting is the business of `model`; it meets the loop in the lanes.
+from libcpp.vector cimport vector
+from clipper_core.batcher cimport BatcherConfig
+from clipper_core.clock_cache cimport CacheState
+from clipper_core.codec cimport Limits
+from clipper_core.future cimport DeliveryState
+from clipper_core.lane cimport Lane, Lanes, Tally
+from clipper_core.link cimport Link
+from clipper_core.machine cimport atomic, u8, u16, u32, u64
+from clipper_core.replica cimport Replica, RowSpec
+from clipper_core.ring cimport Ring, Spsc
+
+cdef enum:
+    LANE_CLASSES = 44           # SLOs from 1 us to 2^43 us (100 days), one class per power of two
+    LINKS_MAX = 65536
+
+cpdef enum Notice:              # loop -> Python
+    SAID_HELLO = 1              # data: the HELLO payload
+    ATTACHED = 2
+    GONE = 3                    # status says why; data may hold text
+    TURNED_AWAY = 4             # links_max reached: a connection was closed unheard
+
+cdef enum CommandKind:          # Python -> loop
+    ATTACH = 1
+    REFUSE_LINK = 2
+    DRAIN = 3
+    CLOSE_LINK = 4
+
+cdef struct Command:
+    u32 kind
+    u32 conn
+    u32 model
+    u32 number
+    u8 protocol
+    bint checked
+    BatcherConfig batching
+    void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
+    u64 nbytes
+
+cdef struct News:               # a notice on its way to Python, malloc'd; the reader frees it
+    u32 kind
+    u32 conn
+    u32 model
+    u32 status
+    u64 nbytes
+    u8* data
+
+cdef cppclass ModelState:
+    u32 index
+    RowSpec spec
+    bint cached
+    bint finite                 # refuse NaN and infinities
+    u64 lane_rows               # capacity of each lane
+    Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
+    Tally tally
+    vector[u32]* replicas       # loop: conns
+    vector[u32]* busy_lanes     # loop: ids of lanes that have had rows
+    u32 turn                    # loop: where the search for a free replica starts
+    u64 hold_until_us           # loop: a batch is being delayed until then; 0: none
+    bint hot                    # loop: on the list of models to look at
+
+cdef struct LinkState:
+    Link* link
+    Replica* replica            # once attached
+    u32 model
+    u32 conn
+
+cdef cppclass EngineState:
+    Lanes* lanes
+    CacheState* cache
+    DeliveryState* delivery
+    Limits limits
+    u64 links_max
+    u64 heartbeat_us
+    u64 hello_us                # a connection that says nothing is closed after this
+    ModelState** models
+    u32 model_count
+    LinkState* links            # by conn & 0xFFFF; conn's high bits count the reuse
+    u32 link_count
+    vector[u32]* free_slots
+    u32 slots_used
+    vector[u32]* writers        # conns with something to send, for the mover
+    vector[u32]* closing        # conns to close once sent
+    vector[u32]* hot            # models to look at in this step
+    Ring* commands
+    u64 commands_head
+    Spsc* news                  # News* as words
+    int news_fd
+    atomic[u64] news_lost
+    u64 chores_us               # when the periodic chores are next due
+    u64 frames_bad
+    bint manual                 # time comes from step only
+    atomic[u64] now_us          # last time step was told
+
+# -- for the mover of bytes (loop only)
+cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil              # conn; 0: no room
+cdef LinkState* engine_slot(EngineState* e, u32 conn) noexcept nogil                 # NULL: gone
+cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil                      # NULL: gone
+cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil   # False: close it
+cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil  # the connection is closed
+cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil                      # when to step again at the latest
+cdef bint engine_idle(EngineState* e) noexcept nogil                                 # nothing new from other threads

@@ -1,0 +1,461 @@
+"""The scheduler: a sans-io state machine over lanes, replicas and links.
+
+A step is: commands from Python; rows from submitters; deadlines; then, for every model something happened to, batches to its
+free replicas; then one wake-up for all that ended. It never allocates per query and never asks for the GIL.
+
+Which replica. Replicas of a model share its lanes and pull from them when free, so a slow one takes less. An idle replica always
+goes first; a second batch is sent behind one in flight only when it is full, so pipelining never makes batches smaller.
+
+Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next. Before a batch is cut, rows at
+the head that cannot finish by their deadline in a batch of that size are shed (docs/design.md, "Early drop").
+"""
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_must_shed, batcher_size
+from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
+from clipper_core.future cimport delivery_flush
+from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
+                                row_end, task_due_us, task_of, ticket_of)
+from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent
+from clipper_core.machine cimport eventfd_signal, relaxed
+from clipper_core.prediction cimport TAG_NONE, Value
+from clipper_core.replica cimport (IN_FLIGHT_MAX, Batch, batch_free, batch_new, replica_bare, replica_frame,
+                                   replica_free, replica_lost, replica_new, replica_overdue, replica_send)
+from clipper_core.ring cimport ring_row
+from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, TOO_LARGE, Status
+from clipper_core.timer_wheel cimport NEVER, wheel_next_us
+
+cdef enum:
+    CHORES_US = 25000           # overdue batches, heartbeats, silence
+    RECENT_US = 1000000         # a lane used within this time still limits the batch's latency budget
+    HELD_US = 1000000           # a step is asked for at least this often
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+cdef LinkState* engine_slot(EngineState* e, u32 conn) noexcept nogil:
+    cdef LinkState* slot = &e.links[conn & 0xFFFF]
+    return slot if slot.conn == conn and slot.link != NULL else NULL
+
+
+cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil:
+    cdef LinkState* slot = engine_slot(e, conn)
+    if slot == NULL:
+        return NULL
+    return slot.link
+
+
+cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
+    cdef u32 i
+    cdef LinkState* slot
+    if e.link_count >= e.links_max:
+        _tell(e, TURNED_AWAY, 0, 0, FULL, NULL, 0)
+        return 0
+    if e.free_slots.size():
+        i = e.free_slots.back()
+        e.free_slots.pop_back()
+    else:
+        e.slots_used += 1
+        i = e.slots_used
+    slot = &e.links[i]
+    slot.link = link_new(&e.limits, now_us)
+    if slot.link == NULL:
+        e.free_slots.push_back(i)
+        return 0
+    slot.conn = ((slot.conn & <u32> 0xFFFF0000) + 0x10000) | i
+    slot.link.fd = fd
+    slot.replica = NULL
+    slot.model = 0
+    e.link_count += 1
+    return slot.conn
+
+
+cdef void _want_write(EngineState* e, LinkState* slot) noexcept nogil:
+    if not slot.link.queued and link_unsent(slot.link):
+        slot.link.queued = True
+        e.writers.push_back(slot.conn)
+
+
+cdef void _say(EngineState* e, LinkState* slot, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+    link_send_frame(slot.link, kind, payload, n, now_us)
+    _want_write(e, slot)
+
+
+cdef void _close_soon(EngineState* e, LinkState* slot) noexcept nogil:
+    if not slot.link.closing:
+        slot.link.closing = True
+        e.closing.push_back(slot.conn)
+
+
+cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
+    cdef LinkState* slot = engine_slot(e, conn)
+    cdef ModelState* model
+    cdef size_t i
+    if slot == NULL:
+        return
+    if slot.replica != NULL:
+        model = e.models[slot.model]
+        for i in range(model.replicas.size()):
+            if model.replicas[0][i] == conn:
+                model.replicas.erase(model.replicas.begin() + i)
+                break
+        model.tally.replicas.fetch_sub(1, relaxed)
+        replica_lost(slot.replica, e.lanes, now_us)
+        replica_free(slot.replica)
+        slot.replica = NULL
+        _warm(e, model)
+    _tell(e, GONE, conn, slot.model, status, NULL, 0)
+    link_free(slot.link)
+    slot.link = NULL
+    e.link_count -= 1
+    e.free_slots.push_back(conn & 0xFFFF)
+
+
+# -- news --------------------------------------------------------------------------------------------------------------
+
+cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const void* data, u64 nbytes) noexcept nogil:
+    cdef News* news = <News*> malloc(sizeof(News) + nbytes)
+    if news == NULL:
+        e.news_lost.fetch_add(1, relaxed)
+        return
+    news.kind = kind
+    news.conn = conn
+    news.model = model
+    news.status = status
+    news.nbytes = nbytes
+    news.data = <u8*> news + sizeof(News)
+    if nbytes:
+        memcpy(news.data, data, nbytes)
+    if not e.news.push(<u64> news):
+        e.news_lost.fetch_add(1, relaxed)
+        free(news)
+    eventfd_signal(e.news_fd)
+
+
+# -- what arrives ------------------------------------------------------------------------------------------------------
+
+cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil:
+    cdef LinkState* slot = engine_slot(e, conn)
+    cdef Header header
+    cdef u8* payload = NULL
+    cdef Status status = OK
+    if slot == NULL:
+        return False
+    link_received(slot.link, n, now_us)
+    if slot.replica != NULL and slot.replica.suspect:
+        slot.replica.suspect = False
+        slot.replica.gauge.suspect.store(0, relaxed)
+        _warm(e, e.models[slot.model])
+    while status == OK:
+        if slot.replica != NULL and slot.link.protocol == 1:
+            status = _bare(e, slot, now_us)
+            continue
+        status = link_next(slot.link, &header, &payload)
+        if status == OK:
+            status = _frame(e, slot, &header, payload, now_us)
+    if status != PENDING:
+        e.frames_bad += 1
+        return False
+    return True
+
+
+cdef Status _bare(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
+    cdef ModelState* model = e.models[slot.model]
+    _warm(e, model)
+    return replica_bare(slot.replica, e.lanes, &model.spec, _slo_us(e, model, now_us), now_us)
+
+
+cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload, u64 now_us) noexcept nogil:
+    cdef ModelState* model
+    if header.kind == HEARTBEAT:
+        return OK
+    if header.kind == HELLO and slot.link.protocol == 0:
+        slot.link.protocol = 2
+        _tell(e, SAID_HELLO, slot.conn, 0, OK, payload, header.payload_bytes)
+        return OK
+    if header.kind == GOODBYE:
+        if slot.replica != NULL:
+            slot.replica.draining = True
+        _close_soon(e, slot)
+        return OK
+    if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE):
+        return BAD_FRAME
+    model = e.models[slot.model]
+    _warm(e, model)
+    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload, _slo_us(e, model, now_us), now_us)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+cdef void _obey(EngineState* e, u64 now_us) noexcept nogil:
+    cdef Command* command
+    while e.commands.cells.published(e.commands_head):
+        command = <Command*> ring_row(e.commands, e.commands_head)
+        _obey_one(e, command, now_us)
+        free(command.data)
+        e.commands.cells.release(e.commands_head)
+        e.commands_head += 1
+
+
+cdef void _obey_one(EngineState* e, Command* command, u64 now_us) noexcept nogil:
+    cdef LinkState* slot = engine_slot(e, command.conn)
+    if slot == NULL:
+        return
+    if command.kind == ATTACH:
+        _attach(e, slot, command, now_us)
+    elif command.kind == REFUSE_LINK:
+        _say(e, slot, REFUSE, command.data, command.nbytes, now_us)
+        _close_soon(e, slot)
+    elif command.kind == DRAIN and slot.replica != NULL:
+        slot.replica.draining = True
+        _warm(e, e.models[slot.model])
+        _finish_draining(e, slot, now_us)
+    elif command.kind == CLOSE_LINK:
+        _close_soon(e, slot)
+
+
+cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us) noexcept nogil:
+    cdef ModelState* model = e.models[command.model]
+    if slot.replica != NULL:
+        return
+    slot.link.checked = command.checked
+    slot.replica = replica_new(slot.link, &model.tally, command.number)
+    if slot.replica == NULL:
+        _close_soon(e, slot)
+        return
+    slot.model = command.model
+    batcher_init(&slot.replica.batcher, &command.batching)
+    slot.replica.gauge.limit.store(<u64> slot.replica.batcher.limit, relaxed)
+    slot.replica.v1_format = <u8> v1_format(model.spec.dtype, model.spec.variable)
+    _say(e, slot, WELCOME, command.data, command.nbytes, now_us)
+    slot.link.protocol = command.protocol
+    model.replicas.push_back(slot.conn)
+    model.tally.replicas.fetch_add(1, relaxed)
+    _tell(e, ATTACHED, slot.conn, command.model, OK, NULL, 0)
+    _warm(e, model)
+
+
+cdef void _finish_draining(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
+    if slot.replica.draining and slot.replica.in_flight == 0 and not slot.link.closing:
+        if slot.link.protocol == 2:
+            _say(e, slot, GOODBYE, NULL, 0, now_us)
+        _close_soon(e, slot)
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+cdef void _warm(EngineState* e, ModelState* model) noexcept nogil:
+    if not model.hot:
+        model.hot = True
+        e.hot.push_back(model.index)
+
+
+cdef Lane* _lane(EngineState* e, ModelState* model, size_t i) noexcept nogil:
+    return e.lanes.by_id[model.busy_lanes[0][i]]
+
+
+cdef u64 _slo_us(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
+    """The tightest SLO class that the model has served lately: one batch must not make those wait."""
+    cdef size_t i
+    cdef u64 slo = <u64> 1 << 62
+    cdef Lane* lane
+    for i in range(model.busy_lanes.size()):
+        lane = _lane(e, model, i)
+        if lane.used_us + RECENT_US >= now_us or lane.waiting:
+            slo = min(slo, lane.slo_us)
+    return slo
+
+
+cdef Lane* _due_first(EngineState* e, ModelState* model, u64* ticket) noexcept nogil:
+    cdef Lane* first = NULL
+    cdef Lane* lane
+    cdef u64 due, head, first_due = NEVER
+    cdef size_t i
+    for i in range(model.busy_lanes.size()):
+        lane = _lane(e, model, i)
+        if lane.waiting == 0 or not lane_head(e.lanes, lane, &head):
+            continue
+        due = task_due_us(task_of(e.lanes, head))
+        if first == NULL or due < first_due:
+            first = lane
+            first_due = due
+            ticket[0] = head
+    return first
+
+
+cdef u64 _waiting(EngineState* e, ModelState* model) noexcept nogil:
+    cdef size_t i
+    cdef u64 total = 0
+    for i in range(model.busy_lanes.size()):
+        total += _lane(e, model, i).waiting
+    return total
+
+
+cdef LinkState* _free_replica(EngineState* e, ModelState* model, u64 waiting) noexcept nogil:
+    """An idle replica, else one with a single batch in flight if the next one would be full; NULL: none."""
+    cdef size_t i, n = model.replicas.size()
+    cdef LinkState* slot
+    cdef LinkState* second = NULL
+    for i in range(n):
+        slot = engine_slot(e, model.replicas[0][(model.turn + i) % n])
+        if slot.replica.draining or slot.replica.suspect or slot.link.closing:
+            continue
+        if slot.replica.in_flight == 0:
+            model.turn = <u32> ((model.turn + i + 1) % n)
+            return slot
+        if (second == NULL and slot.replica.in_flight < IN_FLIGHT_MAX and slot.link.protocol == 2
+                and batcher_size(&slot.replica.batcher, 0xFFFFFFFF) <= waiting):
+            second = slot
+    return second
+
+
+cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u64 now_us) noexcept nogil:
+    """Drop what cannot finish in time; -> the lane to begin with, NULL if nothing is left."""
+    cdef u64 start = max(now_us, r.busy_until_us if r.in_flight else now_us)
+    cdef Lane* lane = _due_first(e, model, ticket)
+    cdef u32 n
+    while lane != NULL:
+        n = batcher_size(&r.batcher, <u32> waiting[0])
+        if not batcher_must_shed(&r.batcher, now_us, start, n, task_of(e.lanes, ticket[0]).due_us):
+            return lane
+        lane_shed(e.lanes, lane, now_us)
+        waiting[0] -= min(waiting[0], <u64> 1)
+        lane = _due_first(e, model, ticket)
+    return NULL
+
+
+cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
+    cdef u64 waiting = _waiting(e, model)
+    cdef u64 ticket
+    cdef LinkState* slot
+    cdef Lane* lane
+    model.hold_until_us = 0
+    while waiting:
+        slot = _free_replica(e, model, waiting)
+        if slot == NULL:
+            break
+        lane = _shed(e, model, slot.replica, &ticket, &waiting, now_us)
+        if lane == NULL:
+            break
+        model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting, task_of(e.lanes, ticket).submit_us,
+                                                 task_due_us(task_of(e.lanes, ticket)))
+        if model.hold_until_us > now_us:
+            break
+        model.hold_until_us = 0
+        if not _send(e, model, slot, lane, ticket, batcher_size(&slot.replica.batcher, <u32> waiting), now_us):
+            break
+        waiting = _waiting(e, model)
+    model.tally.queued.store(waiting, relaxed)
+
+
+cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, u64 ticket, u32 n, u64 now_us) noexcept nogil:
+    cdef Batch* batch = batch_new(n)
+    cdef Task* task
+    if batch == NULL:
+        return False
+    batch.slo_us = NEVER
+    while lane != NULL and batch.n < n:
+        task = task_of(e.lanes, ticket)
+        batch.tickets[batch.n] = ticket
+        batch.n += 1
+        batch.due_us = max(batch.due_us, task.due_us)
+        batch.slo_us = min(batch.slo_us, lane.slo_us)
+        lane_pop(e.lanes, lane)
+        if model.busy_lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
+            lane = _due_first(e, model, &ticket)
+    if replica_send(slot.replica, e.lanes, &model.spec, batch, now_us) != OK:
+        _drop_batch(e, batch, now_us)
+        return True
+    _want_write(e, slot)
+    return True
+
+
+cdef void _drop_batch(EngineState* e, Batch* batch, u64 now_us) noexcept nogil:
+    """A batch that cannot be framed (a row larger than a frame may be) ends here."""
+    cdef u32 i
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    for i in range(batch.n):
+        row_end(e.lanes, batch.tickets[i], TOO_LARGE, &nothing, now_us)
+    batch_free(batch)
+
+
+# -- the step ----------------------------------------------------------------------------------------------------------
+
+cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
+    cdef Lane* lane = lanes_next_ready(e.lanes)
+    cdef ModelState* model
+    while lane != NULL:
+        model = e.models[lane.model]
+        if lane.used_us == 0:
+            model.busy_lanes.push_back(lane.id)
+        lane_take_in(e.lanes, lane, now_us)
+        _warm(e, model)
+        lane = lanes_next_ready(e.lanes)
+
+
+cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
+    cdef u32 i
+    cdef u64 ticket
+    for i in range(1, e.slots_used + 1):
+        if e.links[i].link != NULL:
+            _chore(e, &e.links[i], now_us)
+    for i in range(e.model_count):
+        if e.models[i].busy_lanes.size():
+            _due_first(e, e.models[i], &ticket)         # frees given-up rows at the heads, replicas or not
+            e.models[i].tally.queued.store(_waiting(e, e.models[i]), relaxed)
+    e.chores_us = now_us + CHORES_US
+
+
+cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
+    cdef Replica* r = slot.replica
+    cdef u64 silent = now_us - slot.link.heard_us if now_us > slot.link.heard_us else 0
+    if r == NULL:
+        if now_us > slot.link.opened_us + e.hello_us:
+            _close_soon(e, slot)
+        return
+    if replica_overdue(r, e.lanes, now_us):
+        _close_soon(e, slot)
+    _finish_draining(e, slot, now_us)
+    if slot.link.protocol == 1:
+        return
+    if silent > 2 * e.heartbeat_us:
+        r.suspect = True
+    if silent > 3 * e.heartbeat_us and (r.in_flight == 0 or now_us > r.flight[0].due_us):
+        _close_soon(e, slot)
+    if now_us > slot.link.spoke_us + e.heartbeat_us and not link_unsent(slot.link):
+        _say(e, slot, HEARTBEAT, NULL, 0, now_us)
+    r.gauge.suspect.store(1 if r.suspect else 0, relaxed)
+
+
+cdef bint engine_idle(EngineState* e) noexcept nogil:
+    return not (e.lanes.ready.cells.published(e.lanes.ready_head) or e.commands.cells.published(e.commands_head))
+
+
+cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
+    cdef u64 next_us = now_us + HELD_US
+    cdef size_t i
+    cdef ModelState* model
+    e.now_us.store(now_us, relaxed)
+    _obey(e, now_us)
+    _take_in(e, now_us)
+    lanes_expire(e.lanes, now_us)
+    if now_us >= e.chores_us:
+        _chores(e, now_us)
+    i = 0
+    while i < e.hot.size():
+        model = e.models[e.hot[0][i]]
+        _pump(e, model, now_us)
+        if model.hold_until_us:
+            next_us = min(next_us, model.hold_until_us)
+            i += 1
+        else:
+            model.hot = False
+            e.hot[0][i] = e.hot.back()
+            e.hot.pop_back()
+    delivery_flush(e.delivery)
+    return min(next_us, e.chores_us, wheel_next_us(e.lanes.wheel))
+
+
