@@ -13,8 +13,9 @@ the model is swapped). Two estimates live side by side:
 - *The fit*, kept in every mode because early drop needs it. Sums decay by 1/16 a batch. Three things make it hold:
   1. Outliers are clipped, not dropped: a lone 20 ms pause moves the line by 1/16 of its clip. Three in a row on one
      side are the truth: the clips are taken back, the line is scaled by the median of their ratios (a slowdown scales
-     both a and b) and relearns with a quarter of the old weight. Meanwhile n does not grow by leaps. News that the replica is *fast* is believed at once where the estimate is old:
-     what ran in 1 ms can run in 1 ms, and an estimate that is too high would shed the very rows that could correct it.
+     both a and b) and relearns with a quarter of the old weight. Meanwhile n does not grow by leaps. News that the
+     replica is *fast* is believed at once where the estimate is old: what ran in 1 ms can run in 1 ms, and an estimate
+     that is too high would shed the very rows that could correct it.
   2. Under load every batch has the same n and the slope cannot be seen. A ridge holds it near its last value, so the
      line turns only when the data say so. Of budget that goes unused the held slope shrinks, by up to 1/32 a batch:
      optimism, so that larger batches are tried and the slope is seen again. Pessimism would never be corrected:
@@ -352,7 +353,7 @@ cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64
     cdef double rows = _rows(b, n), y = _between(0, service_us, HUGE_US), slo = _between(1, slo_us, HUGE_US)
     cdef bint full = n >= <u32> b.limit
     b.batches += 1
-    b.slo_us = slo if slo < b.slo_us or b.batches == 1 else b.slo_us + (slo - b.slo_us) / 16
+    b.slo_us = slo if b.batches == 1 else _between(0, slo, b.slo_us * (1 + 1.0 / 64))
     _learn_profile(b, <u32> rows, y)
     _learn_fit(b, rows, y, now_us > b.learned_us + PROBE_US)
     b.learned_us = now_us

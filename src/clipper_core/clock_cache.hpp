@@ -250,6 +250,8 @@ inline Found bucket_find_held(Bucket<Atomics>& b, uint64_t lo, uint64_t hi, Hold
 }
 
 // Where a fill goes: over the same lo (so that a lo is in a bucket once), else an empty way, else CLOCK's victim.
+// A newcomer has its reference bit clear: set, it costs some two points of hit ratio. Leaving the hand on the victim
+// (so that a newcomer goes first) gains 3 to 8 points on a static skew and loses 2 to 5 when popularity drifts.
 template <class Atomics>
 inline int bucket_choose(Bucket<Atomics>& b, uint64_t lo) {
     unsigned ways = bucket_match(b, lo);

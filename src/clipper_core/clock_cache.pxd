@@ -1,9 +1,11 @@
-# Prediction cache: a set-associative CLOCK over 128-byte buckets, read without locks (a sequence lock per bucket), and beside
-# it the table of evaluations in flight, so that identical queries cost one evaluation.
+# Prediction cache: a set-associative CLOCK over 128-byte buckets, read without locks (a sequence lock per bucket), and
+# beside it the table of evaluations in flight, so that identical queries cost one evaluation.
 #
-# A bucket holds 5 ways of (120-bit key, 8-bit tag, 64-bit word). Capacity in bytes = buckets x 128 + bytes of blobs.
+# A bucket holds 5 ways of (120-bit key, 8-bit tag, 64-bit word). Capacity in bytes = buckets x 128 + a bit
+# each (it holds a blob) + bytes of blobs with 64 each for their headers.
 # Hit: read the sequence, compare keys, read the word, recheck the sequence, set the reference bit if clear.
-# Source: Clipper paper section 4.2 (CLOCK); Corbato 1968; docs/design.md (why set-associative, why 120 bits and a random seed).
+# Source: Clipper paper section 4.2 (CLOCK); Corbato 1968; docs/design.md (why set-associative, why 120 bits and a
+# random seed).
 from clipper_core.machine cimport u8, u32, u64
 from clipper_core.prediction cimport Value
 from clipper_core.status cimport Status
@@ -21,7 +23,7 @@ cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u
 # -- the cache. Threads: any.
 cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nogil    # NULL when memory is out
 cdef void cache_free(CacheState* cache) noexcept nogil
-cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil  # a blob comes with a reference of its own
+cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil  # a blob comes with a reference
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil      # ahead of lookups in bulk
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil  # takes its own reference
 cdef u64 cache_bytes(const CacheState* cache) noexcept nogil
@@ -32,6 +34,6 @@ cdef u64 cache_evictions(const CacheState* cache) noexcept nogil
 cdef PendingTable* pending_new(u64 entries_max) noexcept nogil
 cdef void pending_free(PendingTable* table) noexcept nogil
 cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil       # 0: nobody evaluates it
-cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil   # insert or replace; ticket != 0
-cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil  # only if it still names this ticket
+cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil   # or replace; ticket != 0
+cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil  # if it still names this
 cdef u64 pending_count(const PendingTable* table) noexcept nogil

@@ -99,11 +99,11 @@ cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u
 # -- making and ending ------------------------------------------------------------------------------------------------
 
 cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nogil:
-    cdef u64 buckets = 1
+    cdef u64 buckets = 1, table_bytes_max = bytes_max - bytes_max // 4 - (bytes_max % 4 != 0)
     cdef CacheState* cache = <CacheState*> aligned_new(sizeof(CacheState))
     if cache == NULL:
         return NULL
-    while buckets < (<u64> 1 << 48) and buckets * 2 * BUCKET_BYTES <= bytes_max - bytes_max // 4:
+    while buckets < (<u64> 1 << 48) and buckets * 2 * BUCKET_BYTES <= table_bytes_max:
         buckets *= 2
     cache.pages_bytes = buckets * BUCKET_BYTES + (buckets + 63) // 64 * 8
     cache.table = <Bucket*> pages_new(cache.pages_bytes)

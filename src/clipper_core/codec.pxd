@@ -5,7 +5,7 @@
 from clipper_core.machine cimport u8, u16, u32, u64
 from clipper_core.status cimport Status
 
-cdef enum:
+cpdef enum:
     HEADER_BYTES = 64
     WIRE_VERSION = 2
     DIMS_MAX = 4
@@ -24,7 +24,7 @@ cpdef enum Flag:
     VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
     CONFIDENCE = 2     # f32 per row follows the data
     ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to the end
-    COMPRESSED = 8     # the data of STR rows is one LZ4 block; its length is the rest of the payload
+    COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as u64
     CHECKED = 16       # payload_crc holds the CRC-32 of the payload
 
 cdef struct Header:
@@ -40,16 +40,16 @@ cdef struct Header:
     u32 payload_crc
 
 cdef struct Limits:
-    u64 payload_bytes_max
+    u64 payload_bytes_max     # also of COMPRESSED data once opened
     u32 rows_max
-    u64 output_bytes_max      # of one row
+    u64 output_bytes_max      # of one row of a REPLY
 
 cdef struct Rows:             # a payload opened: pointers into it, all checked to lie inside
     u32 n
     u64 row_bytes             # fixed rows: bytes of one; variable rows: 0
-    const u8* data
+    const u8* data            # of all rows; COMPRESSED: the LZ4 block of them
     u64 data_bytes
-    const u32* lengths        # variable rows: elements of each (may be unaligned? no: always 4-byte aligned); else NULL
+    const u32* lengths        # variable rows: elements of each, 4-byte aligned; else NULL
     const float* confidence   # or NULL
     const u8* status          # or NULL
     const u8* text            # or NULL
@@ -58,31 +58,20 @@ cdef struct Rows:             # a payload opened: pointers into it, all checked 
 # -- frames (v2)
 cdef void header_encode(const Header* header, u8* out) noexcept nogil                    # writes 64 bytes, header CRC included
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
-# ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE
+# ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE. `out` is written only when OK
 cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits, Rows* out) noexcept nogil
-# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT (uncompressed) and REPLY payloads
+# ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT and REPLY payloads: OK, BAD_FRAME, TOO_LARGE.
+#   Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the bytes has done that
+cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil  # of all rows, COMPRESSED ones once opened
 cdef u64 row_bytes_of(const Header* header) noexcept nogil      # fixed rows: product of dims x itemsize; 0 on overflow
 cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil  # zlib's polynomial; start with 0
 
-# -- variable rows: the part of the payload that precedes the data
+# -- variable rows: u32 lengths, then the data, each padded with zeros to 8
 cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8
+cdef u64 variable_payload_bytes(u32 n, u64 data_bytes) noexcept nogil
+cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes, u8* out) noexcept nogil
+# ^ writes variable_payload_bytes(n, sum of row_bytes) bytes. Below 2**32 elements a row
 
-# -- v1, the design document's seven types (byte values 1..7)
-cpdef enum V1:
-    V1_I32 = 1
-    V1_F64 = 2
-    V1_U8 = 3
-    V1_VAR_I32 = 4
-    V1_VAR_F64 = 5
-    V1_VAR_U8 = 6
-    V1_STR = 7
-
-cdef u64 v1_bound(int format, u32 n, u64 data_bytes) noexcept nogil     # bytes that v1_encode may need at most
-cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u8* out, u64 out_bytes) noexcept nogil
-# ^ bytes written, 0 if it does not fit or the rows are not of the format. Strings: literal-only LZ4 block
-cdef int v1_format(int dtype, bint variable) noexcept nogil              # 0 when v1 has no such type
-
-# -- LZ4 blocks
-cdef u64 lz4_bound(u64 n) noexcept nogil
-cdef u64 lz4_store(const u8* data, u64 n, u8* out) noexcept nogil        # a literal-only block: valid LZ4, no search
-cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept nogil   # must fill out_bytes exactly
+# -- version 1 and LZ4 blocks live in v1.pxd; this page hands them on
+from clipper_core.v1 cimport (LZ4_BYTES_MAX, LZ4_GROWTH_MAX, V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32,
+                              V1_VAR_U8, lz4_bound, lz4_decode, lz4_store, v1_bound, v1_encode, v1_format)

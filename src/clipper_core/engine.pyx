@@ -12,7 +12,7 @@ from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes
                                 task_of, ticket_of)
 from clipper_core.link cimport Link, link_free, link_room, link_sent
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, monotonic_us,
-                                   relaxed, u8, u32, u64)
+                                   relaxed, seq_cst, u8, u32, u64)
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
@@ -258,6 +258,10 @@ cdef class Engine:
         engine_lost(self.state, conn, REPLICA_LOST, now_us)
 
     # -- the end
+
+    def refuse_new(self):
+        """From now on every new query ends at once with CLOSED; those in flight go on."""
+        self.state.refusing.store(CLOSED, seq_cst)
 
     def finish(self):
         """End every task that is still open with CLOSED. The loop must not be running any more."""

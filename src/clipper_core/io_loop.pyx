@@ -1,7 +1,7 @@
 """The loop thread's body: epoll, read, write, accept. What to do with the bytes is the engine's affair."""
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
 from libc.stdlib cimport free
-from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open
+from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close
 
 from clipper_core.link cimport Link, link_room, link_sent, link_unsent
@@ -236,6 +236,7 @@ cdef class IoLoop:
         """Accept connections from listening socket `fd`, which now belongs to the loop. Before run(), or while it runs."""
         if self.state.listener_count == LISTENERS_MAX:
             raise ValueError(f"a loop listens on {LISTENERS_MAX} sockets at most")
+        fcntl(fd, F_SETFL, O_NONBLOCK)
         self.state.listeners[self.state.listener_count] = fd
         self.state.listener_count += 1
         _watch(self.state, EPOLL_CTL_ADD, fd, EPOLLIN, LISTENER | (self.state.listener_count - 1))

@@ -16,6 +16,8 @@ cdef class Model:
     cdef readonly tuple shape          # of one row; (-1,) when rows differ in length
     cdef int typenum
     cdef readonly u64 slo_us           # when predict() is not told
+    cdef u64 lane_bytes_max
+    cdef public object on_untyped      # (input) -> (dtype, shape), for a model of type any
 
     cdef object _row(self, object x, const void** row, u64* nbytes)
     cdef object _refuse(self, object x, object cause)

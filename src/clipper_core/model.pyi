@@ -13,6 +13,7 @@ class Model:
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...]
     slo_us: int
+    on_untyped: Callable[[Any], tuple[str, tuple[int, ...]]] | None
     def __init__(
         self,
         engine: Engine,
@@ -32,22 +33,14 @@ class Model:
     @property
     def index(self) -> int: ...
     def describe_input(self) -> str: ...
+    def settle(self, dtype: str, shape: tuple[int, ...] = ()) -> None: ...
     def predict(
         self,
         x: Any,
-        slo_us: int | None = None,
+        slo_ms: float | None = None,
         salt: int = 0,
-        finish: Callable[[Future], Any] | None = None,
-        extra: Any = None,
     ) -> Future: ...
-    def predict_many(
-        self,
-        rows: NDArray[Any] | Sequence[Any],
-        slo_us: int | None = None,
-        salt: int = 0,
-        finish: Callable[[Future], Any] | None = None,
-        extra: Any = None,
-    ) -> Future: ...
+    def predict_many(self, rows: NDArray[Any] | Sequence[Any], slo_ms: float = 60000, salt: int = 0) -> Future: ...
     def put(self, x: Any, output: Any, salt: int = 0) -> None: ...
     def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]: ...
 

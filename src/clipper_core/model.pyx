@@ -48,6 +48,7 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
     """An SLO in microseconds, at least 1."""
     if slo_us is None:
         return otherwise
+    slo_us = int(slo_us)
     if not 1 <= slo_us < SLO_MAX_US:
         raise_for(BAD_INPUT, f"an SLO must lie between 1 microsecond and 100 days, not {slo_us} microseconds")
     return slo_us
@@ -72,30 +73,18 @@ cdef class Model:
         m.replicas = new vector[u32]()
         m.busy_lanes = new vector[u32]()
         m.spec.uid = uid
-        m.spec.dtype = <u8> int(NAMES[dtype])
-        m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
         m.cached = cached
         m.finite = finite
-        if not m.spec.variable:
-            m.spec.rank = <u8> len(shape)
-            m.spec.row_bytes = itemsize(m.spec.dtype)
-            for i in range(len(shape)):
-                m.spec.dims[i] = shape[i]
-                m.spec.row_bytes *= <u64> shape[i]
+        m.lane_rows = lane_rows
+        self.lane_bytes_max = lane_bytes_max
         m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
         if output_shape is not None:
             m.spec.output_shaped = True
             m.spec.output_rank = <u8> len(output_shape)
             for i in range(len(output_shape)):
                 m.spec.output_dims[i] = output_shape[i]
-        if m.spec.row_bytes:
-            lane_rows = min(lane_rows, max(<u64> 16, lane_bytes_max // m.spec.row_bytes))
-        m.lane_rows = <u64> 1 << log2_of(max(lane_rows, <u64> 2))
         self.engine = engine
         self.name = name
-        self.dtype = _typenums.get(dtype)
-        self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num
-        self.shape = shape
         self.slo_us = slo_us
         try:
             engine.add_model(m)
@@ -105,6 +94,30 @@ cdef class Model:
             free(m)
             raise
         self.state = m
+        self._set_rows(dtype, shape)
+
+    def _set_rows(self, str dtype, tuple shape):
+        cdef ModelState* m = self.state
+        cdef u32 i
+        m.spec.dtype = <u8> int(NAMES.get(dtype, ANY))
+        m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
+        self.dtype = _typenums.get(dtype)
+        self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num
+        self.shape = shape
+        if m.spec.variable or m.spec.dtype == ANY:
+            return
+        m.spec.rank = <u8> len(shape)
+        m.spec.row_bytes = itemsize(m.spec.dtype)
+        for i in range(len(shape)):
+            m.spec.dims[i] = shape[i]
+            m.spec.row_bytes *= <u64> shape[i]
+        m.lane_rows = min(m.lane_rows, max(<u64> 16, self.lane_bytes_max // m.spec.row_bytes))
+
+    def settle(self, str dtype, tuple shape=()):
+        """Give a model of type `any` the type of its rows; only before its first row."""
+        if self.state.spec.dtype != ANY:
+            raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
+        self._set_rows(dtype, shape)
 
     @property
     def index(self):
@@ -117,6 +130,10 @@ cdef class Model:
         """Point at the row's bytes; -> the object that must stay alive meanwhile."""
         cdef Py_ssize_t size = 0
         cdef cnp.ndarray array
+        if self.state.spec.dtype == ANY:
+            if self.on_untyped is None:
+                raise self._refuse(x, "its input type is not known yet")
+            self.settle(*self.on_untyped(x))
         if self.typenum >= 0:
             array = self._array(x)
             row[0] = cnp.PyArray_DATA(array)
@@ -189,7 +206,7 @@ cdef class Model:
 
     def describe_input(self):
         """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`."""
-        name = next(key for key, value in NAMES.items() if int(value) == self.state.spec.dtype)
+        name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype), "any")
         if self.typenum < 0 or not self.shape:
             return name
         return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
@@ -227,8 +244,9 @@ cdef class Model:
                 block_drop(engine.state.delivery, block, 1)
                 return OK
         if m.lanes[klass] == NULL:
-            m.lanes[klass] = lane_new(engine.state.lanes, m.index, <u64> 2 << klass, m.lane_rows, m.spec.row_bytes, &m.tally)
-        status = <Status> engine.state.delivery.dead.load(relaxed)
+            m.lanes[klass] = lane_new(engine.state.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
+                                      m.spec.row_bytes, &m.tally)
+        status = <Status> (engine.state.delivery.dead.load(relaxed) or engine.state.refusing.load(relaxed))
         if status == 0:
             status = FULL
             if m.lanes[klass] != NULL and nbytes <= 0xFFFFFFFF:
@@ -253,13 +271,12 @@ cdef class Model:
         self._submit(row, nbytes, salt, slo_us, block, slot)
         return future
 
-    def predict(self, x, slo_us=None, u64 salt=0, finish=None, extra=None):
+    def predict(self, x, slo_ms=None, u64 salt=0):
         """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type or shape.
 
-        `slo_us`: this query's own latency objective, microseconds; `salt` separates cache entries of equal inputs.
-        `finish(future)` turns the ended future into its result; `extra` is kept for it.
+        `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries of equal inputs.
         """
-        return self._predict(x, slo_of(slo_us, self.slo_us), salt, finish, extra)
+        return self._predict(x, self.slo_us if slo_ms is None else slo_of(slo_ms * 1000, 0), salt, None, None)
 
     def put(self, x, output, u64 salt=0):
         """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""
@@ -284,13 +301,13 @@ cdef class Model:
         value_drop(&value)
         return True, output
 
-    def predict_many(self, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
+    def predict_many(self, rows, slo_ms=60000, u64 salt=0):
         """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its result is in order.
 
         While the lane is full it waits for room (Ctrl-C is heard), so that more rows than fit may be given; rows that find
         none by the deadline end as FULL.
         """
-        cdef u64 slo = slo_of(slo_us, self.slo_us)
+        cdef u64 slo = slo_of(slo_ms * 1000, 0)
         cdef u64 until = monotonic_us() + slo
         cdef const void* row = NULL
         cdef u64 nbytes = 0
@@ -304,7 +321,7 @@ cdef class Model:
             raise_for(BAD_INPUT, f"predict_many for {self.name} was given no rows")
         if not slots_claim(self.engine.state.delivery, n, n, &block, &slot):
             raise_for(NO_MEMORY, f"no memory for {n} predictions")
-        future = future_new(self.engine.delivery, block, slot, n, finish, extra)
+        future = future_new(self.engine.delivery, block, slot, n, None, None)
         if isinstance(rows, np.ndarray):
             row, nbytes = cnp.PyArray_DATA(<cnp.ndarray> rows), self.state.spec.row_bytes
         for i in range(n):

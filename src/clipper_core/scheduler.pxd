@@ -93,6 +93,7 @@ cdef cppclass EngineState:
     atomic[u64] news_lost
     u64 chores_us               # when the periodic chores are next due
     u64 frames_bad
+    atomic[u32] refusing        # Status.CLOSED: nothing new is taken in, what is in flight goes on
     bint manual                 # time comes from step only
     atomic[u64] now_us          # last time step was told
 

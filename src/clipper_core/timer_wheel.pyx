@@ -338,7 +338,6 @@ cdef Status wheel_insert(Wheel* wheel, u64 deadline_us, u64 ticket) noexcept nog
     else:
         deadline_us = min(deadline_us, TIME_MAX)
         tick = (deadline_us + (<u64> 1 << wheel.shift) - 1) >> wheel.shift
-        tick = max(tick, wheel.cursor)
     put(wheel, home_of(wheel, tick), ticket, tick)
     wheel.count += 1
     return OK

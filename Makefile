@@ -1,0 +1,100 @@
+# make help lists what there is. Everything runs in .venv, which is made on the way: a fresh clone needs Python 3.11 or newer
+# with pip, g++ and make, nothing else.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
+CLIPPER_BUILD ?= release
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+ARGS ?=
+NAME ?= engine
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+SOURCES := setup.py $(wildcard src/clipper_core/*.pyx src/clipper_core/*.pxd src/clipper_core/*.hpp)
+
+export CLIPPER_BUILD
+unexport PYTHONPATH
+
+.PHONY: help venv build demo test check stress bench docs clean distclean FORCE
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  make demo ARGS="--seconds 10"     options of the command behind a target'
+	@echo '  make bench NAME=reference         one benchmark of bench/system or bench/paper'
+	@echo '  CLIPPER_BUILD=debug make test     release (default), debug, tsan, asan or coverage'
+
+venv: .venv/.installed  ## .venv with the compiled core, this project and its tools
+
+build: .venv/.core  ## compile the core in place
+
+demo: .venv/.installed  ## three scikit-learn models, each in its own process, under load (ARGS="--seconds 10")
+	@$(PY) -m clipper demo $(ARGS)
+
+test: .venv/.installed  ## all tests (ARGS="-k cache")
+	@$(PY) -m pytest $(ARGS)
+
+check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
+	@echo "ruff";        $(PY) -m ruff check .
+	@echo "mypy";        $(PY) -m mypy
+	@echo "stubtest";    MYPYPATH=python:src:container_sdk/src $(PY) -m mypy.stubtest clipper_core --allowlist tests/stubtest.allow \
+	  --ignore-unused-allowlist --ignore-disjoint-bases
+	@echo "cython-lint"; .venv/bin/cython-lint src/clipper_core
+	@$(PY) -m pytest -q tests/test_tidy.py tests/test_docs.py
+
+stress: .venv/.installed  ## the stress tests at twenty times their size
+	@CLIPPER_STRESS=$${CLIPPER_STRESS:-20} $(PY) -m pytest tests/stress $(ARGS)
+
+bench: .venv/.installed  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
+	@$(PY) -m bench $(NAME) $(ARGS)
+
+micro: .venv/.installed  ## the price of each structure of the core, in ns
+	@$(PY) -m pytest bench/micro --benchmark-columns=min,median,iqr --benchmark-sort=name $(ARGS)
+
+docs: .venv/.installed  ## every key, error, verb and frame has its place in docs/, and every link leads somewhere
+	@$(PY) -m pytest -q tests/test_docs.py
+
+clean:  ## what was built, but not .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .venv/.core .venv/.core-build
+	rm -f src/clipper_core/*.cpp src/clipper_core/*.so src/clipper_core/*.html
+	find bench python src tests container_sdk -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## .venv too
+	rm -rf .venv *.egg-info python/*.egg-info container_sdk/src/*.egg-info
+
+# -- the way there: four stamps in .venv, so that a repeat costs nothing and a change costs what it must
+
+.venv/.made:
+	@test -n "$(PYTHON)" || { echo "no Python found. apt-get install python3 python3-venv, or make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than 3.11. make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "making .venv with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv .venv || { echo "python -m venv failed. apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+.venv/.tools: .venv/.made pyproject.toml
+	@echo "installing what the build needs (about 20 s)"
+	@$(PIP) --upgrade pip
+	@$(PIP) $$($(PY) -c 'import tomllib; print(*(f"\"{r}\"" for r in tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]))' | tr -d '"')
+	@touch $@
+
+# The recorded build changes when CLIPPER_BUILD does; then every module is compiled anew.
+.venv/.core-build: FORCE | .venv/.tools
+	@test "$$(cat $@ 2>/dev/null)" = "$(CLIPPER_BUILD)" || { rm -f src/clipper_core/*.so; echo "$(CLIPPER_BUILD)" > $@; }
+
+.venv/.core: .venv/.tools .venv/.core-build $(SOURCES)
+	@command -v g++ >/dev/null || { echo "no g++: the core cannot be compiled. apt-get install g++"; exit 1; }
+	@$(PY) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
+	  || { echo "no Python.h: the core cannot be compiled. apt-get install python3-dev (or python3.11-dev)"; exit 1; }
+	@echo "building the core, $(CLIPPER_BUILD): about 1 min the first time"
+	@mkdir -p build
+	@$(PY) setup.py --quiet build_ext --inplace --parallel $(JOBS) >build/core.log 2>&1 || { cat build/core.log; exit 1; }
+	@! grep -A 5 'warning:' build/core.log
+	@touch $@
+
+.venv/.installed: pyproject.toml container_sdk/pyproject.toml .venv/.core
+	@test pyproject.toml -ot $@ && test container_sdk/pyproject.toml -ot $@ || { \
+	  echo "installing clipper and what its tests and demo need (about 30 s)"; \
+	  $(PIP) --no-build-isolation -e ./container_sdk && \
+	  $(PIP) --no-build-isolation -e '.[demo,test,check,bench]'; }
+	@touch $@

@@ -1,0 +1,1 @@
+"""What clipper costs, beside what it is measured against. `python -m bench` lists the questions."""

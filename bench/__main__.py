@@ -1,0 +1,57 @@
+"""python -m bench NAME [--json] [--quick] [--strict]: one module of bench/system or bench/paper."""
+
+import argparse
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from types import ModuleType
+
+import bench.paper
+import bench.system
+from bench.harness import tell
+
+
+def questions() -> dict[str, str]:
+    """Name -> module."""
+    rooms: tuple[ModuleType, ...] = (bench.system, bench.paper)
+    return {
+        found.name: f"{room.__name__}.{found.name}" for room in rooms for found in pkgutil.iter_modules(room.__path__)
+    }
+
+
+def first_line(module: str) -> str:
+    """The question a module asks, without importing it."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    with open(spec.origin) as source:
+        return source.readline().strip().strip('"')
+
+
+def main() -> int:
+    known = questions()
+    parser = argparse.ArgumentParser(prog="python -m bench", description="What clipper costs, beside its anchors.")
+    parser.add_argument("name", nargs="?", help="the question")
+    parser.add_argument("--json", action="store_true", help="a list of rows on stdout")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
+    parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
+    options = parser.parse_args()
+    if options.name not in known:
+        out = sys.stdout if options.name is None else sys.stderr
+        print(f"no question {options.name!r}; there are" if options.name else "questions:", file=out)
+        for name, module in sorted(known.items()):
+            print(f"  {name:14} {first_line(module)}", file=out)
+        return 0 if options.name is None else 2
+    try:
+        rows = importlib.import_module(known[options.name]).main(options.quick)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    tell(rows, options.json)
+    return int(options.strict and any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,348 @@
+"""Measuring honestly on a machine that others use too.
+
+Three rules. What is compared runs interleaved (A, B, A, B, ...), so that a busy minute hits both. A figure is the median
+of its repetitions, and the spread (fastest to 90th percentile) stands beside it. A latency under load counts from the
+moment the query was meant to be sent, not from when a late sender got round to it.
+"""
+
+import asyncio
+import collections
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# -- rows
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on how a figure stands to its anchor, or on the figure itself.
+
+    kind: "times_better", value at least `bound` times as good as the anchor; "at_most", value / anchor at most `bound`;
+    "at_least", value / anchor at least `bound`; "value_at_most" and "value_at_least" bound the value alone.
+    """
+
+    kind: str
+    bound: float
+
+    def __str__(self) -> str:
+        words = {"times_better": "≥ {} x better", "at_most": "≤ {} x", "at_least": "≥ {} x"}
+        return words.get(self.kind, "≤ {}" if self.kind == "value_at_most" else "≥ {}").format(f"{self.bound:g}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. No goal: `met` is None."""
+
+    name: str
+    value: float
+    unit: str
+    against: str = ""
+    against_value: float | None = None
+    ratio: float | None = None
+    goal: str = ""
+    met: bool | None = None
+    note: str = ""
+    spread: str = ""
+
+
+RATES = ("/s", "x", "%", "share")  # units of which more is better; of all others less is
+
+
+def row(
+    name: str,
+    value: "float | Sample",
+    unit: str,
+    against: str = "",
+    against_value: "float | Sample | None" = None,
+    goal: Goal | None = None,
+    note: str = "",
+) -> Row:
+    """A figure beside its anchor. Samples stand for their medians and give the spread."""
+    spread = value.spread() if isinstance(value, Sample) else ""
+    figure = value.median if isinstance(value, Sample) else float(value)
+    anchor = against_value.median if isinstance(against_value, Sample) else against_value
+    ratio = None
+    if anchor:
+        better = figure / anchor if unit.endswith(RATES) else anchor / figure if figure else float("inf")
+        ratio = better if goal and goal.kind == "times_better" else figure / anchor
+    return Row(name, figure, unit, against, anchor, ratio, str(goal or ""), is_met(goal, figure, ratio), note, spread)
+
+
+def is_met(goal: Goal | None, value: float, ratio: float | None) -> bool | None:
+    if goal is None:
+        return None
+    bounded = value if goal.kind.startswith("value") else ratio
+    if bounded is None:
+        return None
+    return bounded <= goal.bound if goal.kind.endswith("at_most") else bounded >= goal.bound
+
+
+# -- samples
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Repetitions of one measurement."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def min(self) -> float:
+        return min(self.values)
+
+    @property
+    def p90(self) -> float:
+        return sorted(self.values)[min(round(0.9 * len(self.values)), len(self.values) - 1)]
+
+    def spread(self) -> str:
+        return f"{short(self.min)}-{short(self.p90)}"
+
+
+def interleave(
+    cases: Mapping[str, Callable[[], float]], repetitions: int = 7, warmups: int = 1
+) -> dict[str, Sample]:
+    """Runs every case in turn, `repetitions` times over. A case returns its figure, in a unit of its own choice."""
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(-warmups, repetitions):
+        for name, run in cases.items():
+            figure = run()
+            if turn >= 0:
+                found[name].append(figure)
+    return {name: Sample(tuple(values)) for name, values in found.items()}
+
+
+# -- closed loop: what one query costs when the caller waits for answers. Each returns nanoseconds a query.
+
+
+class FutureLike(Protocol):
+    def result(self, timeout: float | None = None) -> Any: ...
+
+
+Predict = Callable[[Any], FutureLike]
+
+
+def per_call_ns(predict: Predict, inputs: Sequence[Any]) -> float:
+    """Predict and wait, one after another: a cache hit when the inputs are known, else the round trip."""
+    begun = time.perf_counter_ns()
+    for x in inputs:
+        predict(x).result()
+    return (time.perf_counter_ns() - begun) / len(inputs)
+
+
+def window_ns(predict: Predict, inputs: Sequence[Any], outstanding: int = 1000) -> float:
+    """Sliding window: always `outstanding` queries unanswered, the oldest waited for."""
+    waiting: collections.deque[FutureLike] = collections.deque()
+    begun = time.perf_counter_ns()
+    for x in inputs:
+        if len(waiting) == outstanding:
+            waiting.popleft().result()
+        waiting.append(predict(x))
+    while waiting:
+        waiting.popleft().result()
+    return (time.perf_counter_ns() - begun) / len(inputs)
+
+
+def awaited_ns(predict: Callable[[Any], Awaitable[Any]], inputs: Sequence[Any], uvloop: bool = True) -> float:
+    """Predict and await, one after another, on uvloop or asyncio."""
+
+    async def run() -> float:
+        for x in inputs[: len(inputs) // 10 + 1]:  # the loop's own first steps are not the question
+            await predict(x)
+        begun = time.perf_counter_ns()
+        for x in inputs:
+            await predict(x)
+        return (time.perf_counter_ns() - begun) / len(inputs)
+
+    with asyncio.Runner(loop_factory=loop_factory(uvloop)) as runner:
+        return runner.run(run())
+
+
+def loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
+    if not uvloop:
+        return asyncio.new_event_loop
+    import uvloop as fast_loop
+
+    return fast_loop.new_event_loop
+
+
+# -- open loop: queries come when they come
+
+
+def arrivals(rate: float, seconds: float, seed: int, burst: float = 1.0) -> NDArray[np.float64]:
+    """Arrival times in seconds, Poisson at `rate` a second. burst b > 1: in 1/b of every 200 ms, b times as dense."""
+    rng = np.random.default_rng(seed)
+    gaps = rng.exponential(1 / (rate * burst), size=int(rate * seconds * 1.2) + 100)
+    busy = np.cumsum(gaps)  # time within the busy spells
+    spell = 0.2 / burst
+    times = (busy // spell) * 0.2 + busy % spell if burst > 1 else busy
+    return times[times < seconds]
+
+
+@dataclass
+class Load:
+    """What an open-loop run came to. Latencies in microseconds from the intended arrival; NaN where a query failed."""
+
+    seconds: float
+    latencies_us: NDArray[np.float64]
+    defaults: int = 0  # answers that were the application's default
+    errors: collections.Counter[str] | None = None
+    sender_late_us: float = 0.0  # p99 of how late the sender itself was: above some 10 % of the SLO the run says little
+
+    @property
+    def offered(self) -> int:
+        return len(self.latencies_us)
+
+    @property
+    def offered_per_s(self) -> float:
+        return self.offered / self.seconds
+
+    def quantile_us(self, share: float) -> float:
+        answered = self.latencies_us[~np.isnan(self.latencies_us)]
+        return float(np.quantile(answered, share)) if len(answered) else float("nan")
+
+    def within(self, slo_us: float) -> int:
+        return int(np.sum(self.latencies_us <= slo_us))
+
+    def goodput_per_s(self, slo_us: float) -> float:
+        """Real predictions within the SLO, a second; defaults do not count."""
+        return max(self.within(slo_us) - self.defaults, 0) / self.seconds
+
+
+def open_loop(
+    predict: Callable[[Any], Any],
+    inputs: Sequence[Any],
+    times: Iterable[float],
+    is_default: Callable[[Any], bool] = lambda answer: bool(getattr(answer, "is_default", False)),
+    patience_s: float = 10.0,
+) -> Load:
+    """Sends `inputs`, over and over, at `times`, whatever becomes of the answers; `predict` returns futures."""
+    when = np.asarray(list(times))
+    latencies = np.full(len(when), np.nan)
+    lateness = np.zeros(len(when))
+    load = Load(float(when[-1]) if len(when) else 1e-9, latencies, 0, collections.Counter())
+    left, lock, finished = len(when), threading.Lock(), threading.Event()
+
+    def note(future: Any, index: int, due: float) -> None:
+        nonlocal left
+        ended = time.perf_counter()
+        try:
+            answer = future.result()
+            default, error = is_default(answer), ""
+        except Exception as failure:
+            default, error = False, type(failure).__name__
+        with lock:
+            if error:
+                load.errors[error] += 1  # type: ignore[index]
+            else:
+                latencies[index] = (ended - due) * 1e6
+                load.defaults += default
+            left -= 1
+            if not left:
+                finished.set()
+
+    begun = time.perf_counter() + 0.01
+    for index, offset in enumerate(when):
+        due = begun + offset
+        if (ahead := due - time.perf_counter()) > 0.0002:
+            time.sleep(ahead - 0.0001)
+        while (now := time.perf_counter()) < due:
+            pass
+        lateness[index] = now - due
+        try:
+            predict(inputs[index % len(inputs)]).add_done_callback(
+                lambda future, index=index, due=due: note(future, index, due)
+            )
+        except Exception as refusal:  # refused at once: full
+            with lock:
+                load.errors[type(refusal).__name__] += 1  # type: ignore[index]
+                left -= 1
+    with lock:
+        done = not left
+    if not done and not finished.wait(patience_s):
+        load.errors["never answered"] += left  # type: ignore[index]
+    load.sender_late_us = float(np.quantile(lateness, 0.99) * 1e6) if len(when) else 0.0
+    return load
+
+
+# -- telling
+
+
+def machine() -> dict[str, str]:
+    """Where and on what a run was made."""
+    models = [line.split(":")[1].strip() for line in read("/proc/cpuinfo").splitlines() if "model name" in line]
+    root = Path(__file__).resolve().parent.parent
+    commit = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "load": " ".join(read("/proc/loadavg").split()[:3]),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def short(value: float | None) -> str:
+    """Three digits that a person can read: 0.0123, 1.23, 12.3, 123, 12 300, 1.23 M."""
+    if value is None:
+        return ""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    if abs(value) >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f}".replace(",", " ")
+    return f"{value:.3g}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For a person: one line a row, the notes below."""
+    head = ("", "value", "spread", "against", "anchor", "ratio", "goal", "met")
+    met = {True: "yes", False: "NO", None: ""}
+    lines = [head] + [
+        (
+            r.name, f"{short(r.value)} {r.unit}", r.spread, r.against, short(r.against_value),
+            f"{short(r.ratio)} x" if r.ratio is not None else "", r.goal, met[r.met],
+        )
+        for r in rows
+    ]  # fmt: skip
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    notes = [f"  {r.name}: {r.note}" for r in rows if r.note]
+    return "\n".join(text + notes)
+
+
+def tell(rows: Sequence[Row], as_json: bool) -> None:
+    """A table with the machine below it; or, on stdout alone, a JSON list of rows and the machine on stderr."""
+    below = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
+    if as_json:
+        print(json.dumps([finite(asdict(r)) for r in rows], ensure_ascii=False, indent=1))
+        print(below, file=sys.stderr)
+    else:
+        print(f"{table(rows)}\n{below}")
+
+
+def finite(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity."""
+    return {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in fields.items()}

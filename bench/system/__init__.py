@@ -1,0 +1,1 @@
+"""One question a module: `main(quick: bool) -> list[Row]`."""

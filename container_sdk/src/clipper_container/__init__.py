@@ -1,0 +1,19 @@
+"""Run a model, in any Python environment, as a replica of a clipper server.
+
+    from clipper_container import Model
+
+    class Doubler(Model):
+        input = "f64[1]"
+
+        def predict_batch(self, inputs):      # ndarray (n, 1), float64, read-only
+            return inputs[:, 0] * 2           # one output for each row
+
+    $ clipper-container serve doubler:Doubler --connect unix:/run/clipper.sock --name doubler
+
+Importing this package does not import numpy, so that a process can still set its thread limits before it does.
+"""
+
+from clipper_container.model import Model, Scored
+
+__version__ = "0.1.0"
+__all__ = ["Model", "Scored", "__version__"]

@@ -1,0 +1,184 @@
+"""`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process, as a replica.
+
+Only the standard library is imported before the limits of threads are set: BLAS reads them when numpy is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+EXIT_USAGE = 2
+EXIT_LOAD_FAILED = 3
+EXIT_REFUSED = 4
+
+_THREAD_LIMITS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+_PR_SET_PDEATHSIG = 1
+
+_EXAMPLES = """\
+TARGET is one of
+  module:attribute    a function, an estimator or a Model, imported from the current directory or the environment
+  path/to/model.pkl   a file packed by `clipper deploy`; it is unpickled in this process only
+
+a function gets a batch and returns one output for each row:
+  # doubler.py
+  def double(inputs):            # ndarray (n, 3)
+      return inputs.sum(axis=1)  # n numbers
+
+  clipper-container serve doubler:double --connect unix:/run/clipper.sock --name doubler --input 'f64[3]'
+  clipper-container serve app:Model --connect tcp:10.0.0.7:7000 --name app --token-env CLIPPER_TOKEN
+
+exit codes: 0 asked to stop; 2 wrong usage; 3 the model did not load; 4 the server refused this container
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="clipper-container", description="Run a model as a replica of a clipper server.")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="serve")
+    serve = verbs.add_parser(
+        "serve",
+        help="load a model, connect, answer batches",
+        description="Load a model, connect to a server, and answer batches until told to stop.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("target", metavar="TARGET", help="module:attribute, or a .pkl file (see below)")
+    serve.add_argument("--connect", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port of the server")
+    serve.add_argument("--name", required=True, help="the model's name")
+    serve.add_argument("--version", type=int, default=1, help="the model's version (1)")
+    serve.add_argument("--replica", type=int, default=0, help="which replica of the model this is (0)")
+    serve.add_argument(
+        "--input",
+        metavar="TYPE",
+        help="type of one row: f64[64], f32[*], str, bytes; default: what the model says, else any",
+    )
+    serve.add_argument("--output", metavar="TYPE", help="type of one output; default: what the model says, else any")
+    serve.add_argument(
+        "--batch-max", type=int, metavar="N", help="most rows in a batch; 0: no limit of the model's own"
+    )
+    serve.add_argument(
+        "--token-env", metavar="NAME", help="environment variable that holds the server's token (CLIPPER_TOKEN)"
+    )
+    serve.add_argument("--threads", type=int, metavar="N", help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)")
+    serve.add_argument(
+        "--retry-singly",
+        action="store_true",
+        help="when a batch fails, try its rows one by one and mark only the bad ones",
+    )
+    serve.add_argument("--row-by-row", action="store_true", help="the function takes one row and returns one output")
+    serve.add_argument(
+        "--pad",
+        type=int,
+        default=0,
+        metavar="N",
+        help="pad each batch to a multiple of N rows, for models of a static shape",
+    )
+    serve.add_argument(
+        "--no-confidence", action="store_true", help="do not send an estimator's largest probability as confidence"
+    )
+    serve.add_argument(
+        "--code", action="append", default=[], metavar="DIR", help="put this directory on sys.path; may be repeated"
+    )
+    serve.add_argument("--sha256", default="", metavar="HEX", help="refuse a .pkl file with another SHA-256")
+    serve.add_argument("--protocol", type=int, choices=(1, 2), default=2, help="format of the batches (2)")
+    serve.add_argument(
+        "--die-with-parent",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PID",
+        help="die when the thread that started this process ends; with PID, at once unless that is the parent",
+    )
+    return top
+
+
+def limit_threads(threads: int | None) -> None:
+    """Cap the threads of BLAS, OpenMP and their like. Must run before numpy is imported."""
+    asked = threads if threads is not None else int(os.environ.get("CLIPPER_THREADS", "0"))
+    for name in _THREAD_LIMITS:
+        if asked > 0:
+            os.environ[name] = str(asked)
+        else:
+            os.environ.setdefault(name, "1")
+
+
+def die_with_parent(pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent (the thread that started us) ends, and leave Ctrl-C to it."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if pid and os.getppid() != pid:
+        os._exit(0)  # it ended before we could ask
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    arguments = parser().parse_args(argv)
+    if arguments.die_with_parent is not None:
+        die_with_parent(arguments.die_with_parent)
+    limit_threads(arguments.threads)
+    return _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from clipper_container.adapters.function import explain, load_target
+    from clipper_container.evaluate import user_traceback
+    from clipper_container.model import as_model
+    from clipper_container.serve import Options, Refused, serve
+    from clipper_container.transport import StopSwitch, parse_address
+
+    try:
+        parse_address(arguments.connect)
+    except ValueError as error:
+        print(f"clipper-container: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    token = os.environ.pop(arguments.token_env or "CLIPPER_TOKEN", "")
+    try:
+        model = as_model(
+            load_target(arguments.target, arguments.sha256, arguments.code), confidence=not arguments.no_confidence
+        )
+        model.load()
+    except Exception as error:
+        print(
+            f"model '{arguments.name}' failed to load: {explain(error)}\n{user_traceback(error)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return EXIT_LOAD_FAILED
+    options = Options(
+        name=arguments.name,
+        version=arguments.version,
+        replica=arguments.replica,
+        input=arguments.input or model.input,
+        output=arguments.output or model.output,
+        batch_max=model.batch_max if arguments.batch_max is None else arguments.batch_max,
+        protocol=arguments.protocol,
+        token=token,
+        retry_singly=arguments.retry_singly,
+        row_by_row=arguments.row_by_row,
+        pad=arguments.pad,
+    )
+    stop = StopSwitch()
+    stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))
+    try:
+        serve(model, arguments.connect, options, stop)
+    except Refused as refused:
+        print(f"model '{arguments.name}' was refused by {arguments.connect}: {refused}", file=sys.stderr, flush=True)
+        return EXIT_REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models of other frameworks as a `Model`, and targets as objects."""

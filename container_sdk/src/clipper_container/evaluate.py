@@ -1,0 +1,150 @@
+"""Runs one batch on a model: whole, row by row, or padded; what the model raises becomes text."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clipper_container.model import Model, Scored
+from clipper_container.outputs import BadOutput, first_rows, spread, to_rows
+from clipper_container.wire import Rows
+
+TEXT_BYTES_MAX = 16 << 10
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class ModelFailed(Exception):
+    """A batch has no outputs; the text is for the model's owner: their traceback, ours hidden."""
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """How to run batches.
+
+    retry_singly: rows of a batch that failed are tried one by one, and only the bad ones are marked.
+    row_by_row: the model takes one row and returns one output (`batch=False`).
+    pad: rows are added (the last one again) up to a multiple of this; 0 for never.
+    """
+
+    model: Model
+    name: str
+    retry_singly: bool = False
+    row_by_row: bool = False
+    pad: int = 0
+
+    def run(self, inputs: Any, n: int) -> tuple[Rows, int]:
+        """Predict `n` rows. Returns the rows of the reply, and the microseconds that it took.
+
+        Raises: ModelFailed.
+        """
+        started = time.perf_counter_ns()
+        try:
+            rows = self._row_by_row(inputs, n) if self.row_by_row else self._batch(inputs, n)
+        except BadOutput as error:
+            raise ModelFailed(str(error)) from None
+        return rows, (time.perf_counter_ns() - started) // 1000
+
+    def _batch(self, inputs: Any, n: int) -> Rows:
+        try:
+            return self._whole(inputs, n)
+        except BadOutput:
+            raise
+        except Exception as error:
+            if not self.retry_singly or n == 1:
+                raise ModelFailed(user_traceback(error)) from None
+        return self._each(n, lambda i: _only(self._whole(inputs[i : i + 1], 1)))
+
+    def _whole(self, inputs: Any, n: int) -> Rows:
+        missing = -n % self.pad if self.pad else 0
+        if missing:
+            return first_rows(self._whole(self._padded(inputs, n, missing), n + missing), n)
+        return to_rows(self.model.predict_batch(inputs), n, self.name)
+
+    def _padded(self, inputs: Any, n: int, missing: int) -> Any:
+        if isinstance(inputs, list):
+            return inputs + inputs[-1:] * missing
+        padded = np.empty((n + missing, *inputs.shape[1:]), inputs.dtype)
+        padded[:n] = inputs
+        padded[n:] = inputs[n - 1]
+        return padded
+
+    def _row_by_row(self, inputs: Any, n: int) -> Rows:
+        predict = self.model.predict_batch
+        if self.retry_singly and n > 1:
+            return self._each(n, lambda i: predict(inputs[i]))
+        try:
+            return _merged([predict(inputs[i]) for i in range(n)], self.name)
+        except BadOutput:
+            raise
+        except Exception as error:
+            raise ModelFailed(user_traceback(error)) from None
+
+    def _each(self, n: int, predict: Callable[[int], Any]) -> Rows:
+        """Predict each row by itself and mark those that fail.
+
+        Raises: ModelFailed when all did.
+        """
+        values, texts, failed = [], [], np.zeros(n, np.bool_)
+        for i in range(n):
+            try:
+                values.append(predict(i))
+            except Exception as error:
+                failed[i] = True
+                texts.append(f"row {i}: {error if isinstance(error, BadOutput) else user_traceback(error)}")
+        if not values:
+            raise ModelFailed(_bounded(texts[0]))
+        rows = _merged(values, self.name)
+        return spread(rows, failed, _bounded("\n".join(texts))) if texts else rows
+
+
+def _only(rows: Rows) -> Any:
+    """The one row of `rows` as a value."""
+    value: Any = rows.data if rows.lengths is not None else rows.data[0]
+    if rows.dtype >= 13:
+        raw = rows.data.tobytes()
+        value = raw.decode() if rows.dtype == 13 else raw
+    return value if rows.confidence is None else Scored(value, rows.confidence[0])
+
+
+def _merged(values: list[Any], name: str) -> Rows:
+    if not any(isinstance(value, Scored) for value in values):
+        return to_rows(values, len(values), name)
+    scored = [value if isinstance(value, Scored) else Scored(value, 0.0) for value in values]
+    return to_rows(Scored([s.outputs for s in scored], [s.confidence for s in scored]), len(values), name)
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback as the model's owner would see it without us: frames of this package are left out.
+
+    The error itself is always the last line, and the text has at most TEXT_BYTES_MAX bytes.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    _hide_ours(shown, set())
+    return _bounded("".join(shown.format()).rstrip())
+
+
+def _hide_ours(shown: traceback.TracebackException, seen: set[int]) -> None:
+    if id(shown) in seen:
+        return
+    seen.add(id(shown))
+    shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+    for inner in (shown.__cause__, shown.__context__):
+        if inner is not None:
+            _hide_ours(inner, seen)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_HERE + os.sep, "<frozen "))
+
+
+def _bounded(text: str) -> str:
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= TEXT_BYTES_MAX:
+        return text
+    return "…\n" + raw[len(raw) - TEXT_BYTES_MAX + 4 :].decode("utf-8", "ignore")

@@ -1,0 +1,235 @@
+"""What a model returned -> rows of a REPLY. Row i of the result belongs to row i of the batch, or it is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipper_container.model import Scored
+from clipper_container.wire import DTYPE_OF, RANK_MAX, DType, Rows
+
+_SCALARS = (bool, int, float, np.generic)
+_BYTES = (bytes, bytearray, memoryview)
+
+
+class BadOutput(Exception):
+    """A model returned something that is no prediction for each row; the text says what and how to mend it."""
+
+
+class WrongCount(BadOutput):
+    """A model returned more or fewer outputs than it got rows."""
+
+    def __init__(self, name: str, n: int, returned: str) -> None:
+        super().__init__(
+            f"model '{name}' got a batch of {n} and returned {returned}. predict() takes a list/array of inputs and "
+            "returns one output per input. For one-at-a-time code use batch=False."
+        )
+
+
+def to_rows(returned: Any, n: int, name: str) -> Rows:
+    """Convert what `predict_batch` returned for a batch of `n` rows.
+
+    returned: ndarray (n, ...) of numbers or strings; a list of n numbers, strs, bytes, or arrays (of one shape, or 1-d
+        and ragged); a generator of such; anything with to_numpy(), numpy() or __array__(); or `Scored` around either.
+    Raises: WrongCount, BadOutput.
+    """
+    if isinstance(returned, Scored):
+        rows = to_rows(returned.outputs, n, name)
+        rows.confidence = _confidence(returned.confidence, n, name)
+        return rows
+    values = _values(returned, n, name)
+    if len(values) != n:
+        raise WrongCount(name, n, _count(len(values)))
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        return _array(values, name)
+    return _list(list(values), name)
+
+
+def _values(returned: Any, n: int, name: str) -> Any:
+    """`returned` as an ndarray of at least one dimension, or as a list."""
+    if isinstance(returned, (list, tuple)):
+        return returned
+    if isinstance(returned, (str, *_BYTES, *_SCALARS)):
+        raise WrongCount(name, n, "1 value")
+    if returned is None:
+        raise WrongCount(name, n, "None")
+    if isinstance(returned, (dict, set, frozenset)):
+        raise BadOutput(
+            f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one output per input."
+        )
+    array = _as_array(returned)
+    if array is None:
+        if not hasattr(returned, "__iter__"):
+            raise BadOutput(
+                f"model '{name}' returned a {type(returned).__name__}; return an array or a list, one output per input."
+            )
+        return list(returned)
+    if array.ndim == 0:
+        raise WrongCount(name, n, "1 value")
+    return array
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    """An ndarray of what knows how to become one (pandas, polars, torch, jax, …), else None."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    for verb in ("to_numpy", "numpy"):
+        if callable(getattr(value, verb, None)):
+            return np.asarray(getattr(value, verb)())
+    if hasattr(value, "toarray"):
+        return np.asarray(value.toarray())
+    return np.asarray(value) if hasattr(value, "__array__") else None
+
+
+def _array(values: NDArray[Any], name: str) -> Rows:
+    n, kind = len(values), values.dtype.kind
+    if kind in "US":
+        if values.ndim != 1:
+            raise BadOutput(f"model '{name}' returned strings of shape {values.shape}; return one string per input.")
+        return _list(values.tolist(), name)
+    native = values.dtype.newbyteorder("<")
+    dtype = DTYPE_OF.get(native)
+    if dtype is None:
+        raise BadOutput(
+            f"model '{name}' returned dtype {values.dtype}; cast it to a bool, int or float type of at most 64 bits."
+        )
+    if values.ndim - 1 > RANK_MAX:
+        raise BadOutput(f"model '{name}' returned shape {values.shape}; one output has at most {RANK_MAX} dimensions.")
+    if 0 in values.shape[1:]:
+        if values.ndim != 2:
+            raise BadOutput(f"model '{name}' returned shape {values.shape}: outputs without elements.")
+        return Rows(dtype, n, np.empty(0, native), np.zeros(n, np.uint32))
+    return Rows(dtype, n, np.ascontiguousarray(values, native))
+
+
+def _list(values: list[Any], name: str) -> Rows:
+    first = values[0]
+    if isinstance(first, str):
+        return _joined(DType.STR, [_text(value, i, name) for i, value in enumerate(values)])
+    if isinstance(first, _BYTES):
+        return _joined(DType.BYTES, [_blob(value, i, name) for i, value in enumerate(values)])
+    if isinstance(first, _SCALARS):
+        return _array(_numbers(values, name), name)
+    return _arrays(values, name)
+
+
+def _text(value: Any, i: int, name: str) -> bytes:
+    if not isinstance(value, str):
+        raise _mixed(name, "a str", i, value)
+    return value.encode("utf-8", "replace")
+
+
+def _blob(value: Any, i: int, name: str) -> bytes:
+    if not isinstance(value, _BYTES):
+        raise _mixed(name, "bytes", i, value)
+    return bytes(value)
+
+
+def _joined(dtype: DType, values: list[bytes]) -> Rows:
+    lengths = np.fromiter(map(len, values), np.uint32, len(values))
+    return Rows(dtype, len(values), np.frombuffer(b"".join(values), np.uint8), lengths)
+
+
+def _numbers(values: list[Any], name: str) -> NDArray[Any]:
+    for i, value in enumerate(values):
+        if not isinstance(value, _SCALARS):
+            raise _mixed(name, "a number", i, value)
+    array = np.asarray(values)
+    if array.dtype.kind in "fO" and all(isinstance(value, (int, np.integer)) for value in values):
+        try:  # beyond i64 numpy would rather round them than take u64
+            return np.asarray(values, np.uint64)
+        except OverflowError:
+            raise BadOutput(f"model '{name}' returned integers that do not fit in 64 bits.") from None
+    return array
+
+
+def _arrays(values: list[Any], name: str) -> Rows:
+    arrays = [_one_array(value, i, name) for i, value in enumerate(values)]
+    if all(array.shape == arrays[0].shape for array in arrays):
+        return _array(np.stack(arrays), name)
+    if any(array.ndim != 1 for array in arrays):
+        shapes = sorted({array.shape for array in arrays})
+        raise BadOutput(
+            f"model '{name}' returned outputs of different shapes {shapes[:4]}; only 1-d outputs may differ in length."
+        )
+    # A row without elements, such as [], has no type of its own to add.
+    dtype = np.result_type(*{array.dtype for array in arrays if array.size})
+    lengths = np.fromiter(map(len, arrays), np.uint32, len(arrays))
+    rows = _array(np.concatenate([array.astype(dtype) for array in arrays]), name)
+    return Rows(rows.dtype, len(arrays), rows.data, lengths)
+
+
+def _one_array(value: Any, i: int, name: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(value) if isinstance(value, (list, tuple)) else _as_array(value)
+    except ValueError as error:
+        raise BadOutput(
+            f"model '{name}' returned for row {i} a ragged nested list; one output is one array."
+        ) from error
+    if array is None or array.dtype.kind not in "biuf":
+        raise BadOutput(
+            f"model '{name}' returned for row {i} {_a(value)}; an output is a number, a str, bytes, or an array of "
+            "numbers."
+        )
+    return array
+
+
+def _mixed(name: str, first: str, i: int, value: Any) -> BadOutput:
+    return BadOutput(
+        f"model '{name}' returned {first} for row 0 and {_a(value)} for row {i}; all outputs are of one kind."
+    )
+
+
+def _a(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _confidence(values: Any, n: int, name: str) -> NDArray[np.float32]:
+    try:
+        confidence = np.ascontiguousarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise BadOutput(f"model '{name}' returned a confidence that is no array of numbers.") from error
+    if confidence.shape != (n,):
+        raise BadOutput(
+            f"model '{name}' got a batch of {n} and returned a confidence of shape {confidence.shape}; "
+            "return one per row."
+        )
+    return confidence
+
+
+def _count(count: int) -> str:
+    return "1 value" if count == 1 else f"{count} values"
+
+
+def first_rows(rows: Rows, n: int) -> Rows:
+    """The first `n` of `rows`: what is left when padding is dropped."""
+    if n == rows.n:
+        return rows
+    confidence = None if rows.confidence is None else rows.confidence[:n]
+    if rows.lengths is None:
+        return Rows(rows.dtype, n, rows.data[:n], None, confidence)
+    lengths = rows.lengths[:n]
+    return Rows(rows.dtype, n, rows.data[: int(lengths.sum(dtype=np.uint64))], lengths, confidence)
+
+
+def spread(rows: Rows, failed: NDArray[np.bool_], text: str) -> Rows:
+    """Put the rows of a batch's good rows at their places, and mark the others as failed.
+
+    failed: bool (n,), with as many False as `rows` has rows.
+    """
+    n, good = len(failed), ~failed
+    spreaded = Rows(rows.dtype, n, rows.data, status=failed.astype(np.uint8), text=text)
+    if rows.lengths is None:
+        spreaded.data = np.zeros((n, *rows.data.shape[1:]), rows.data.dtype)
+        spreaded.data[good] = rows.data
+    else:
+        spreaded.lengths = np.zeros(n, np.uint32)
+        spreaded.lengths[good] = rows.lengths
+    if rows.confidence is not None:
+        spreaded.confidence = np.zeros(n, np.float32)
+        spreaded.confidence[good] = rows.confidence
+    return spreaded

@@ -1,0 +1,260 @@
+"""The loop of a container: dial, say HELLO, answer each batch, dial again when the server is lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clipper_container.evaluate import Evaluator, ModelFailed
+from clipper_container.model import Model
+from clipper_container.transport import Backoff, Connection, Disconnected, Heart, Stopping, StopSwitch, connect
+from clipper_container.wire import (
+    CONTROL_BYTES_MAX,
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    V1_HEAD_BYTES,
+    BadFrame,
+    Bytes,
+    Header,
+    Kind,
+    Rows,
+    check_payload,
+    control_frame,
+    decode_header,
+    encode_header,
+    encode_rows,
+    open_rows,
+    pack_map,
+    row_values,
+    unpack_map,
+    v1_content_bytes,
+    v1_open,
+)
+
+ATTEMPT_S = 10.0  # to connect, and to be welcomed
+SILENCE_HEARTBEATS = 6
+SAY_AGAIN_S = 30.0
+
+
+class Refused(Exception):
+    """The server does not want this container; the text is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Who this container is, and how it runs its model."""
+
+    name: str
+    version: int = 1
+    replica: int = 0
+    input: str = "any"
+    output: str = "any"
+    batch_max: int = 0
+    protocol: int = 2
+    token: str = ""
+    retry_singly: bool = False
+    row_by_row: bool = False
+    pad: int = 0
+
+    def hello(self) -> dict[str, Any]:
+        from clipper_container import __version__
+
+        return {
+            "name": self.name,
+            "version": self.version,
+            "replica": self.replica,
+            "input": self.input,
+            "output": self.output,
+            "batch_max": self.batch_max,
+            "protocol": self.protocol,
+            "token": self.token,
+            "pid": os.getpid(),
+            "sdk": f"python/{__version__}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the server said when it accepted."""
+
+    heartbeat_s: float
+    payload_bytes_max: int
+    crc: bool
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Welcome:
+        heartbeat_ms, payload_bytes_max = (
+            fields.get("heartbeat_ms", 500),
+            fields.get("payload_bytes_max", PAYLOAD_BYTES_MAX),
+        )
+        for key, value in (("heartbeat_ms", heartbeat_ms), ("payload_bytes_max", payload_bytes_max)):
+            if not isinstance(value, int) or not 0 < value < 1 << 40:
+                raise BadFrame(f"WELCOME's {key} is {value!r}")
+        return cls(heartbeat_ms / 1000, payload_bytes_max, bool(fields.get("crc", False)))
+
+
+def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None) -> None:
+    """Answer batches until the server says GOODBYE or `stop` is requested. The model is loaded already.
+
+    address: `unix:/path` or `tcp:host:port`.
+    Raises: Refused; ValueError for an address of another kind.
+    """
+    stop = stop or StopSwitch()
+    evaluator = Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
+    backoff, say = Backoff(), _Announcer(options.name)
+    try:
+        while True:
+            try:
+                _serve_once(evaluator, address, options, stop, (backoff.reset, say.reset))
+                return
+            except (Disconnected, BadFrame, OSError) as error:
+                say(f"{address}: {error}; trying again")
+                stop.wait(backoff.next_s())
+    except Stopping:
+        return
+
+
+class _Announcer:
+    """Tells of trouble on stderr, the same trouble only now and then."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.reset()
+
+    def reset(self) -> None:
+        self._last, self._when = "", 0.0
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if text != self._last or now - self._when > SAY_AGAIN_S:
+            print(f"model '{self._name}': {text}", file=sys.stderr, flush=True)
+            self._last, self._when = text, now
+
+
+def _serve_once(
+    evaluator: Evaluator, address: str, options: Options, stop: StopSwitch, welcomed: Sequence[Callable[[], None]]
+) -> None:
+    """One connection, from the dial to GOODBYE. Returns when the server wants no more; raises for any other end."""
+    connection = Connection(connect(address, ATTEMPT_S), stop, PAYLOAD_BYTES_MAX, ATTEMPT_S)
+    try:
+        connection.send(control_frame(Kind.HELLO, pack_map(options.hello())))
+        welcome = _read_welcome(connection)
+        for reset in welcomed:
+            reset()
+        connection.buffer.size_max = HEADER_BYTES + welcome.payload_bytes_max
+        if options.protocol == 1:
+            connection.set_silence(float("inf"))  # version 1 has no heartbeats
+            _Version1(connection, evaluator, welcome).run()
+        connection.set_silence(SILENCE_HEARTBEATS * welcome.heartbeat_s)
+        _Version2(connection, evaluator, welcome).run()
+    finally:
+        connection.close()
+
+
+def _read_welcome(connection: Connection) -> Welcome:
+    connection.begin()
+    header = decode_header(connection.take(HEADER_BYTES), CONTROL_BYTES_MAX)
+    payload = connection.take(header.payload_bytes)
+    check_payload(header, payload)
+    if header.kind == Kind.REFUSE:
+        raise Refused(payload.tobytes().decode("utf-8", "replace"))
+    if header.kind != Kind.WELCOME:
+        raise BadFrame(f"expected WELCOME or REFUSE, got {Kind(header.kind).name}")
+    return Welcome.read(unpack_map(payload))
+
+
+class _Version2:
+    """Frames with ids, heartbeats both ways, and failures as text."""
+
+    def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome) -> None:
+        self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
+
+    def run(self) -> None:
+        """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame."""
+        connection = self._connection
+        heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)))
+        try:
+            while self._one():
+                pass
+            self._say_goodbye()
+        except Stopping:
+            self._say_goodbye()
+            raise
+        finally:
+            heart.stop()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._connection.send(control_frame(Kind.GOODBYE))
+        except Disconnected:
+            return
+
+    def _one(self) -> bool:
+        """Read one frame and answer it. False after GOODBYE. Only the model's own views of the buffer outlive it."""
+        connection, limit = self._connection, self._welcome.payload_bytes_max
+        connection.begin()
+        header = decode_header(connection.take(HEADER_BYTES), limit)
+        payload = connection.take(header.payload_bytes)
+        if header.kind == Kind.PREDICT:
+            connection.send(self._answer(header, payload))
+        elif header.kind == Kind.GOODBYE:
+            return False
+        elif header.kind != Kind.HEARTBEAT:
+            raise BadFrame(f"unexpected {Kind(header.kind).name}")
+        return True
+
+    def _answer(self, header: Header, payload: Bytes) -> list[Any]:
+        rows = open_rows(header, payload, self._welcome.payload_bytes_max)
+        try:
+            outputs, time_us = _evaluate(self._evaluator, rows)
+        except ModelFailed as failure:
+            return self._failure(header.id, str(failure))
+        reply, pieces = encode_rows(Kind.REPLY, outputs, header.id, time_us, self._welcome.crc)
+        if reply.payload_bytes > self._welcome.payload_bytes_max:
+            return self._failure(
+                header.id,
+                f"model '{self._evaluator.name}' returned {reply.payload_bytes} bytes for {header.rows} rows; "
+                f"the server takes {self._welcome.payload_bytes_max}. Return less, or lower batch_max.",
+            )
+        return [encode_header(reply), *pieces]
+
+    def _failure(self, id: int, text: str) -> list[Any]:
+        return control_frame(Kind.FAILURE, text.encode("utf-8", "replace"), id, self._welcome.crc)
+
+
+class _Version1:
+    """The design document's bare batches: n x f64 back, no ids; a model that fails closes the connection."""
+
+    def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome) -> None:
+        self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
+
+    def run(self) -> None:
+        """Never returns. Raises: Stopping, Disconnected, BadFrame."""
+        while True:
+            self._one()
+
+    def _one(self) -> None:
+        connection, limit = self._connection, self._welcome.payload_bytes_max
+        connection.begin(offset=-V1_HEAD_BYTES % HEADER_BYTES)  # the content behind the head is aligned
+        head = connection.take(V1_HEAD_BYTES)
+        rows = v1_open(head, connection.take(v1_content_bytes(head, limit)), limit)
+        try:
+            outputs, _ = _evaluate(self._evaluator, rows)
+        except ModelFailed as failure:
+            print(failure, file=sys.stderr, flush=True)
+            raise Disconnected(f"model '{self._evaluator.name}' failed, and version 1 has no word for it") from None
+        if outputs.lengths is not None or outputs.data.size != rows.n or outputs.status is not None:
+            raise Disconnected(f"model '{self._evaluator.name}': version 1 takes one number per row")
+        connection.send([outputs.data.reshape(-1).astype("<f8")])
+
+
+def _evaluate(evaluator: Evaluator, rows: Rows) -> tuple[Rows, int]:
+    try:
+        inputs = row_values(rows)
+    except UnicodeDecodeError as error:
+        raise ModelFailed(f"a str row is not UTF-8: {error.reason}") from None
+    return evaluator.run(inputs, rows.n)

@@ -1,0 +1,502 @@
+"""Frames of the wire protocol, in plain Python and numpy (docs/wire.md). Bytes in, frames out; no sockets.
+
+The server's own codec is another implementation of the same page; tests/vectors holds both to it. Every length is
+compared with what is there, and with a named limit, before anything is reserved.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from itertools import pairwise
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_BYTES = 64
+WIRE_VERSION = 2
+RANK_MAX = 4
+PAYLOAD_BYTES_MAX = 64 << 20
+ROWS_MAX = 1 << 20
+CONTROL_BYTES_MAX = 1 << 16  # of WELCOME, REFUSE and HELLO
+
+_MAGIC = b"CLPR"
+_HEADER = struct.Struct("<4sBBBBHHIQ4IQQI")
+_CRC = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_ZEROS = bytes(8)
+
+Bytes = NDArray[np.uint8]
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    PREDICT = 4
+    REPLY = 5
+    FAILURE = 6
+    HEARTBEAT = 7
+    GOODBYE = 8
+
+
+class Flag(IntFlag):
+    VARIABLE = 1
+    CONFIDENCE = 2
+    ROW_STATUS = 4
+    COMPRESSED = 8
+    CHECKED = 16
+
+
+class DType(IntEnum):
+    ANY = 0
+    BOOL = 1
+    U8 = 2
+    I8 = 3
+    U16 = 4
+    I16 = 5
+    U32 = 6
+    I32 = 7
+    U64 = 8
+    I64 = 9
+    F16 = 10
+    F32 = 11
+    F64 = 12
+    STR = 13
+    BYTES = 14
+
+
+NUMPY_TYPES: dict[int, np.dtype[Any]] = {
+    DType.BOOL: np.dtype("?"),
+    DType.U8: np.dtype("u1"),
+    DType.I8: np.dtype("i1"),
+    DType.U16: np.dtype("<u2"),
+    DType.I16: np.dtype("<i2"),
+    DType.U32: np.dtype("<u4"),
+    DType.I32: np.dtype("<i4"),
+    DType.U64: np.dtype("<u8"),
+    DType.I64: np.dtype("<i8"),
+    DType.F16: np.dtype("<f2"),
+    DType.F32: np.dtype("<f4"),
+    DType.F64: np.dtype("<f8"),
+    DType.STR: np.dtype("u1"),
+    DType.BYTES: np.dtype("u1"),
+}
+DTYPE_OF: dict[np.dtype[Any], DType] = {
+    NUMPY_TYPES[number]: number for number in DType if DType.ANY < number < DType.STR
+}
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+_ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
+_EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
+_FLAGS = int(Flag.VARIABLE | Flag.CONFIDENCE | Flag.ROW_STATUS | Flag.COMPRESSED | Flag.CHECKED)
+_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED = (int(flag) for flag in Flag)
+
+
+class BadFrame(Exception):
+    """Bytes that are no frame of this protocol. The connection that brought them must be closed."""
+
+
+class TooLarge(BadFrame):
+    """A frame that is larger than the limit."""
+
+
+@dataclass(slots=True)
+class Header:
+    kind: int
+    dtype: int = 0
+    flags: int = 0
+    rows: int = 0
+    id: int = 0
+    rank: int = 0
+    dims: tuple[int, int, int, int] = (0, 0, 0, 0)
+    payload_bytes: int = 0
+    time_us: int = 0
+    payload_crc: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.dims[: self.rank]
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a PREDICT or REPLY.
+
+    data: rows of one shape: ndarray (n, *shape); rows that differ in length: 1-d ndarray of all, one after another.
+    lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None.
+    status: u8 (n,), 1 for a row that failed, or None; text says why it did.
+    """
+
+    dtype: int
+    n: int
+    data: NDArray[Any]
+    lengths: NDArray[np.uint32] | None = None
+    confidence: NDArray[np.float32] | None = None
+    status: NDArray[np.uint8] | None = None
+    text: str = ""
+
+
+# -- headers
+
+
+def encode_header(header: Header) -> bytes:
+    """The header's 64 bytes, its own CRC included."""
+    front = _HEADER.pack(
+        _MAGIC,
+        WIRE_VERSION,
+        header.kind,
+        header.dtype,
+        header.rank,
+        header.flags,
+        0,
+        header.rows,
+        header.id,
+        *header.dims,
+        header.payload_bytes,
+        header.time_us,
+        header.payload_crc,
+    )
+    return front + _CRC.pack(zlib.crc32(front))
+
+
+def decode_header(data: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX) -> Header:
+    """Read a header from the first 64 bytes of `data`.
+
+    Raises: BadFrame, TooLarge.
+    """
+    view = memoryview(data)
+    if view.nbytes < HEADER_BYTES:
+        raise BadFrame(f"a header has {HEADER_BYTES} bytes, got {view.nbytes}")
+    (magic, version, kind, dtype, rank, flags, reserved, rows, batch, d0, d1, d2, d3, payload_bytes, time_us, crc) = (
+        _HEADER.unpack_from(view)
+    )
+    if magic != _MAGIC:
+        raise BadFrame("not a clipper frame (wrong magic)")
+    if version != WIRE_VERSION:
+        raise BadFrame(f"the server speaks wire version {version}, this container {WIRE_VERSION}")
+    if zlib.crc32(view[:60]) != _CRC.unpack_from(view, 60)[0]:
+        raise BadFrame("header damaged (its CRC differs)")
+    header = Header(kind, dtype, flags, rows, batch, rank, (d0, d1, d2, d3), payload_bytes, time_us, crc)
+    if kind not in _KINDS:
+        raise BadFrame(f"unknown kind {kind}")
+    if reserved or flags & ~_FLAGS:
+        raise BadFrame("reserved bits are set")
+    if crc and not flags & _CHECKED:
+        raise BadFrame("a payload CRC without CHECKED")
+    if kind in _ROW_KINDS:
+        _check_rows(header, rows_max)
+    else:
+        _check_control(header)
+    if payload_bytes > payload_bytes_max:
+        raise TooLarge(f"payload of {payload_bytes} bytes; the limit is {payload_bytes_max}")
+    return header
+
+
+def _check_control(header: Header) -> None:
+    if header.dtype or header.rank or header.rows or any(header.dims) or header.flags & ~_CHECKED:
+        raise BadFrame(f"{Kind(header.kind).name} carries no rows")
+    if header.kind in _EMPTY_KINDS and header.payload_bytes:
+        raise BadFrame(f"{Kind(header.kind).name} has no payload")
+
+
+def _check_rows(header: Header, rows_max: int) -> None:
+    flags = header.flags
+    if header.dtype not in NUMPY_TYPES:
+        raise BadFrame(f"unknown dtype {header.dtype}")
+    if header.rank > RANK_MAX or any(header.dims[header.rank :]):
+        raise BadFrame("wrong rank or dims")
+    if flags & _VARIABLE:
+        if header.rank != 1 or header.dims[0]:
+            raise BadFrame("rows that differ in length have rank 1 and dims 0")
+    elif header.dtype >= DType.STR:
+        raise BadFrame("str and bytes rows are always VARIABLE")
+    if flags & _COMPRESSED and (header.dtype != DType.STR or header.kind != Kind.PREDICT):
+        raise BadFrame("only the str rows of a PREDICT may be COMPRESSED")
+    if header.rows == 0:
+        raise BadFrame("a batch has at least one row")
+    if header.rows > rows_max:
+        raise TooLarge(f"{header.rows} rows; the limit is {rows_max}")
+
+
+# -- rows
+
+
+def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
+    """Open the payload of a PREDICT or REPLY. The arrays of the result are views into it, except COMPRESSED data.
+
+    payload: u8 (header.payload_bytes,), aligned to 8 bytes.
+    Raises: BadFrame, TooLarge.
+    """
+    if payload.size != header.payload_bytes:
+        raise BadFrame(f"payload of {payload.size} bytes, header says {header.payload_bytes}")
+    if header.flags & _CHECKED and zlib.crc32(payload.data) != header.payload_crc:
+        raise BadFrame("payload damaged (its CRC differs)")
+    parts = _Parts(payload)
+    n, kind = header.rows, NUMPY_TYPES[header.dtype]
+    rows = Rows(header.dtype, n, payload[:0])
+    if header.flags & _VARIABLE:
+        rows.lengths = parts.take(4 * n).view("<u4")
+        rows.data = _open_variable(header, rows.lengths, kind, parts, payload_bytes_max)
+    else:
+        shape = (n, *header.shape)
+        rows.data = parts.take(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
+    if header.dtype == DType.BOOL and rows.data.view(np.uint8).max(initial=0) > 1:
+        raise BadFrame("a bool is 0 or 1")
+    if header.flags & _CONFIDENCE:
+        rows.confidence = parts.take(4 * n).view("<f4")
+    if header.flags & _ROW_STATUS:
+        rows.status = parts.take(n)
+        rows.text = parts.rest().tobytes().decode("utf-8", "replace")
+    parts.end()
+    return rows
+
+
+def _open_variable(
+    header: Header, lengths: NDArray[np.uint32], kind: np.dtype[Any], parts: _Parts, payload_bytes_max: int
+) -> NDArray[Any]:
+    data_bytes = int(lengths.sum(dtype=np.uint64)) * kind.itemsize  # at most 2**20 lengths of 32 bits: no overflow
+    if not header.flags & _COMPRESSED:
+        return parts.take(data_bytes).view(kind)
+    if data_bytes > payload_bytes_max:
+        raise TooLarge(f"{data_bytes} bytes of strings; the limit is {payload_bytes_max}")
+    block = parts.take_counted()
+    return np.frombuffer(lz4_decode(block, data_bytes), np.uint8)
+
+
+class _Parts:
+    """Takes the parts of a payload one after another."""
+
+    def __init__(self, payload: Bytes) -> None:
+        self.payload = payload
+        self.at = 0
+
+    def take(self, size: int) -> Bytes:
+        at, padded = self.at, size + (-size & 7)
+        if padded > self.payload.size - at:
+            raise BadFrame("the payload is shorter than its rows")
+        self.at = at + padded
+        if padded != size and self.payload[at + size : self.at].any():
+            raise BadFrame("padding is not zero")
+        return self.payload[at : at + size]
+
+    def take_counted(self) -> Bytes:
+        at = self.at
+        if self.payload.size - at < 8:
+            raise BadFrame("the payload is shorter than its rows")
+        size = _U64.unpack_from(self.payload.data, at)[0]
+        return self.take(8 + size)[8:]
+
+    def rest(self) -> Bytes:
+        at, self.at = self.at, self.payload.size
+        return self.payload[at:]
+
+    def end(self) -> None:
+        if self.at != self.payload.size:
+            raise BadFrame("the payload is longer than its rows")
+
+
+def lz4_decode(block: Any, size: int) -> bytes:
+    """Open an LZ4 block that must hold exactly `size` bytes.
+
+    Raises: BadFrame.
+    """
+    from lz4 import block as lz4_block  # type: ignore[import-untyped]
+
+    try:
+        data: bytes = lz4_block.decompress(block, uncompressed_size=size)
+    except Exception as error:
+        raise BadFrame("damaged LZ4 block") from error
+    if len(data) != size:
+        raise BadFrame(f"an LZ4 block of {len(data)} bytes where {size} were announced")
+    return data
+
+
+def encode_rows(
+    kind: Kind, rows: Rows, id: int = 0, time_us: int = 0, checked: bool = False
+) -> tuple[Header, list[bytes | memoryview]]:
+    """The header and the payload, in pieces for a gathering send, of a PREDICT or REPLY. Array data is not copied."""
+    flags = _VARIABLE if rows.lengths is not None else 0
+    pieces: list[bytes | memoryview] = []
+    size = 0
+    if rows.lengths is not None:
+        size += _put(pieces, rows.lengths)
+    size += _put(pieces, rows.data)
+    if rows.confidence is not None:
+        flags |= _CONFIDENCE
+        size += _put(pieces, rows.confidence)
+    if rows.status is not None:
+        flags |= _ROW_STATUS
+        text = rows.text.encode("utf-8", "replace")
+        size += _put(pieces, rows.status) + len(text)
+        pieces.append(text)
+    shape = (0,) if rows.lengths is not None else rows.data.shape[1:]
+    header = Header(int(kind), int(rows.dtype), flags, rows.n, id, len(shape), _dims(shape), size, time_us)
+    if checked:
+        header.flags |= _CHECKED
+        for piece in pieces:
+            header.payload_crc = zlib.crc32(piece, header.payload_crc)
+    return header, pieces
+
+
+def _dims(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    d0, d1, d2, d3 = (*shape, 0, 0, 0, 0)[:4]
+    return d0, d1, d2, d3
+
+
+def _put(pieces: list[bytes | memoryview], part: NDArray[Any]) -> int:
+    part = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    padding = -part.size & 7
+    pieces.append(part.data)
+    if padding:
+        pieces.append(_ZEROS[:padding])
+    return part.size + padding
+
+
+def offsets(lengths: NDArray[np.uint32]) -> list[int]:
+    """Where each row begins, and where the last ends."""
+    ends = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    result: list[int] = ends.tolist()
+    return result
+
+
+def row_values(rows: Rows) -> Any:
+    """The rows as a model wants them, read-only.
+
+    Returns: ndarray (n, *shape); list of 1-d ndarrays; list[str]; or list[memoryview].
+    Raises: UnicodeDecodeError for a str row that is no UTF-8.
+    """
+    rows.data.flags.writeable = False
+    if rows.lengths is None:
+        return rows.data
+    spans = pairwise(offsets(rows.lengths))
+    if rows.dtype == DType.STR:
+        return _strings(rows.data, spans)
+    if rows.dtype == DType.BYTES:
+        view = rows.data.data
+        return [view[a:b] for a, b in spans]
+    return [rows.data[a:b] for a, b in spans]
+
+
+def _strings(data: Bytes, spans: Any) -> list[str]:
+    raw = data.tobytes()
+    if raw.isascii():
+        text = raw.decode("ascii")
+        return [text[a:b] for a, b in spans]
+    return [raw[a:b].decode("utf-8") for a, b in spans]
+
+
+# -- control frames
+
+
+def control_frame(kind: Kind, payload: bytes = b"", id: int = 0, checked: bool = False) -> list[bytes]:
+    """HELLO, WELCOME, REFUSE, FAILURE, HEARTBEAT or GOODBYE, in pieces."""
+    header = Header(int(kind), id=id, payload_bytes=len(payload))
+    if checked:
+        header.flags, header.payload_crc = _CHECKED, zlib.crc32(payload)
+    return [encode_header(header), payload]
+
+
+def check_payload(header: Header, payload: Any) -> None:
+    """Raises BadFrame when a CHECKED payload is damaged."""
+    if header.flags & _CHECKED and zlib.crc32(payload) != header.payload_crc:
+        raise BadFrame("payload damaged (its CRC differs)")
+
+
+def pack_map(fields: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(fields)
+    return packed
+
+
+def unpack_map(payload: Any) -> dict[str, Any]:
+    """The msgpack map of a HELLO or WELCOME.
+
+    Raises: BadFrame when it is anything else.
+    """
+    try:
+        fields = msgpack.unpackb(bytes(payload), raw=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise BadFrame("the payload is no msgpack map") from error
+    if not isinstance(fields, dict):
+        raise BadFrame("the payload is no msgpack map")
+    return fields
+
+
+# -- version 1 batches: format byte, count, then length of each input (fixed) or number of content bytes
+
+V1_HEAD_BYTES = 9
+_V1_HEAD = struct.Struct("<BII")
+_V1_TYPES = {1: DType.I32, 2: DType.F64, 3: DType.U8, 4: DType.I32, 5: DType.F64, 6: DType.U8, 7: DType.STR}
+
+
+def v1_content_bytes(head: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX) -> int:
+    """How many bytes follow the first 9 of a version 1 batch.
+
+    Raises: BadFrame, TooLarge.
+    """
+    kind, n, length = _V1_HEAD.unpack_from(head)
+    if kind not in _V1_TYPES:
+        raise BadFrame(f"unknown format {kind} of a version 1 batch")
+    if n == 0:
+        raise BadFrame("a batch has at least one row")
+    if n > rows_max:
+        raise TooLarge(f"{n} rows; the limit is {rows_max}")
+    size: int = n * length * NUMPY_TYPES[_V1_TYPES[kind]].itemsize if kind <= 3 else length
+    if size > payload_bytes_max:
+        raise TooLarge(f"payload of {size} bytes; the limit is {payload_bytes_max}")
+    return size
+
+
+def v1_open(head: Any, content: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
+    """Open a version 1 batch: its first 9 bytes, and the content that `v1_content_bytes` announced.
+
+    Raises: BadFrame, TooLarge.
+    """
+    kind, n, length = _V1_HEAD.unpack_from(head)
+    dtype = _V1_TYPES[kind]
+    if kind <= 3:
+        return Rows(dtype, n, content.view(NUMPY_TYPES[dtype]).reshape(n, length))
+    if kind == 7:
+        return _v1_strings(n, content, payload_bytes_max)
+    return _v1_variable(dtype, n, content)
+
+
+def _v1_variable(dtype: DType, n: int, content: Bytes) -> Rows:
+    kind = NUMPY_TYPES[dtype]
+    if 4 * n > content.size:
+        raise BadFrame("the content is shorter than its rows")
+    lengths, pieces, at = np.empty(n, np.uint32), [], 0
+    for i in range(n):
+        if content.size - at < 4:
+            raise BadFrame("the content is shorter than its rows")
+        length = _CRC.unpack_from(content.data, at)[0]
+        at += 4
+        size = length * kind.itemsize
+        if size > content.size - at:
+            raise BadFrame("the content is shorter than its rows")
+        lengths[i] = length
+        pieces.append(content[at : at + size])
+        at += size
+    if at != content.size:
+        raise BadFrame("the content is longer than its rows")
+    return Rows(dtype, n, np.concatenate(pieces).view(kind), lengths)
+
+
+def _v1_strings(n: int, content: Bytes, payload_bytes_max: int) -> Rows:
+    if 4 * n > content.size:
+        raise BadFrame("the content is shorter than its rows")
+    lengths = content[: 4 * n].view("<i4")
+    if lengths.min() < 0:
+        raise BadFrame("a negative length")
+    size = int(lengths.sum(dtype=np.uint64))
+    if size > payload_bytes_max:
+        raise TooLarge(f"{size} bytes of strings; the limit is {payload_bytes_max}")
+    data = np.frombuffer(lz4_decode(content[4 * n :], size), np.uint8)
+    return Rows(DType.STR, n, data, lengths.astype(np.uint32))

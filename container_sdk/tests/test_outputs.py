@@ -1,0 +1,261 @@
+"""Whatever a model returns: row i of the reply is the output for row i, or there is an error."""
+
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clipper_container import Scored
+from clipper_container.evaluate import Evaluator, ModelFailed, user_traceback
+from clipper_container.model import FunctionModel, as_model
+from clipper_container.outputs import BadOutput, WrongCount, to_rows
+from clipper_container.wire import DTYPE_OF, DType, Kind, encode_rows, open_rows, row_values
+
+
+def back(rows):
+    """`rows` over the wire and back, as a model would see them."""
+    header, pieces = encode_rows(Kind.REPLY, rows)
+    payload = np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8)
+    assert header.payload_bytes == payload.size
+    return row_values(open_rows(header, payload))
+
+
+@pytest.mark.parametrize("kind", [*DTYPE_OF], ids=str)
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 2, 3), (4, 1, 2, 1, 2)])
+def test_arrays_keep_type_and_shape(kind, shape):
+    array = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(kind)
+    for given_array in (array, np.asfortranarray(array), array.astype(kind.newbyteorder(">")), array[::-1][::-1]):
+        got = back(to_rows(given_array, 4, "m"))
+        assert got.dtype == kind
+        np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize(
+    ("returned", "dtype", "expected"),
+    [
+        ([1, 2], DType.I64, [1, 2]),
+        ((1.5, 2), DType.F64, [1.5, 2.0]),
+        ([True, False], DType.BOOL, [True, False]),
+        ([np.float32(1), np.float32(2)], DType.F32, [1, 2]),
+        ([2**63, 1], DType.U64, [2**63, 1]),
+        ((x for x in (1, 2)), DType.I64, [1, 2]),
+        (np.array([1, 2], object), DType.I64, [1, 2]),
+        (["a", "ü"], DType.STR, ["a", "ü"]),
+        (np.array(["a", "bc"]), DType.STR, ["a", "bc"]),
+        (np.array(["a", None], object)[:1].repeat(2), DType.STR, ["a", "a"]),
+        ([b"a", bytearray(b"bc")], DType.BYTES, [b"a", b"bc"]),
+        (np.array([b"a", b"bc"]), DType.BYTES, [b"a", b"bc"]),
+        ([[1, 2], [3, 4]], DType.I64, [[1, 2], [3, 4]]),
+        ([[1, 2], [3.5]], DType.F64, [[1, 2], [3.5]]),
+        ([[], [1]], DType.I64, [[], [1]]),
+        ([np.ones(2, np.float32), np.ones(1, np.float32)], DType.F32, [[1, 1], [1]]),
+        (np.empty((2, 0), np.float32), DType.F32, [[], []]),
+        ([[], []], DType.F64, [[], []]),
+    ],
+)
+def test_lists(returned, dtype, expected):
+    rows = to_rows(returned, 2, "m")
+    assert rows.dtype == dtype
+    got = back(rows)
+    assert [x if isinstance(x, str) else bytes(x) if dtype == DType.BYTES else x.tolist() for x in got] == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (7.0, "returned 1 value. predict() takes a list/array"),
+        (np.float64(7), "returned 1 value"),
+        (np.array(7), "returned 1 value"),
+        ("ab", "returned 1 value"),
+        (None, "returned None"),
+        ([1], "got a batch of 2 and returned 1 value"),
+        ([], "returned 0 values"),
+        (np.ones((3, 2)), "returned 3 values"),
+        ({"a": 1}, "returned a dict"),
+        (object(), "returned a object"),
+        (["a", 1], "returned a str for row 0 and a int for row 1"),
+        ([1, "a"], "returned a number for row 0 and a str for row 1"),
+        ([b"a", None], "returned bytes for row 0 and None for row 1"),
+        ([None, None], "returned for row 0 None"),
+        ([1, None], "None for row 1"),
+        ([2**64, 1], "do not fit in 64 bits"),
+        ([2**63, -1], "do not fit in 64 bits"),
+        (np.ones(2, complex), "returned dtype complex128"),
+        (np.array(["2020-01-01"] * 2, "M8[D]"), "returned dtype datetime64[D]"),
+        (np.ones((2, 1, 1, 1, 1, 1)), "at most 4 dimensions"),
+        (np.empty((2, 3, 0)), "without elements"),
+        (np.array([["a"], ["b"]]), "returned strings of shape (2, 1)"),
+        ([np.ones((2, 2)), np.ones(3)], "outputs of different shapes"),
+        ([[[1], [2, 3]], [[1]]], "ragged nested list"),
+        ([{"a": 1}, {}], "returned for row 0 a dict"),
+        (Scored([1, 2], [0.5]), "confidence of shape (1,)"),
+        (Scored([1, 2], "high"), "confidence that is no array"),
+        (Scored([1], [0.5]), "returned 1 value"),
+    ],
+)
+def test_what_is_no_prediction_is_told(returned, text):
+    with pytest.raises(BadOutput) as caught:
+        to_rows(returned, 2, "m")
+    assert text in str(caught.value)
+    assert "'m'" in str(caught.value)
+
+
+def test_the_message_for_a_wrong_count():
+    assert str(WrongCount("svm", 8, "1 value")) == (
+        "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of inputs and returns one "
+        "output per input. For one-at-a-time code use batch=False."
+    )
+
+
+def test_things_that_know_how_to_become_an_array():
+    class Series:
+        def to_numpy(self):
+            return np.array([1.0, 2.0])
+
+    class Tensor:
+        def detach(self):
+            return self
+
+        cpu = detach
+
+        def numpy(self):
+            return np.array([[1], [2]], np.int32)
+
+    assert back(to_rows(Series(), 2, "m")).tolist() == [1.0, 2.0]
+    assert back(to_rows(Tensor(), 2, "m")).tolist() == [[1], [2]]
+    assert back(to_rows(collections.deque([1, 2]), 2, "m")).tolist() == [1, 2]
+
+
+@given(st.lists(st.lists(st.floats(width=32), max_size=4), min_size=1, max_size=8))
+def test_ragged_rows_come_back_in_their_order(rows):
+    got = back(to_rows([np.array(row, np.float32) for row in rows], len(rows), "m"))
+    for mine, theirs in zip(rows, got, strict=True):
+        np.testing.assert_array_equal(np.array(mine, np.float32), theirs)
+
+
+KINDS = {
+    "number": (lambda x: float(x), lambda x: x),
+    "vector": (lambda x: [x, x], lambda x: x.tolist()),
+    "ragged": (lambda x: np.arange(x + 1), lambda x: x.tolist()),
+    "str": (lambda x: "ü" * x, lambda x: x),
+    "bytes": (lambda x: bytes([x]) * x, bytes),
+}
+EMPTY = {"number": 0.0, "vector": [0, 0], "ragged": [], "str": "", "bytes": b""}
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=9), st.booleans(), st.sampled_from([*KINDS]), st.booleans())
+def test_only_bad_rows_are_marked(bad, row_by_row, kind, scored):
+    make, read = KINDS[kind]
+
+    def one(x):
+        if bad[x]:
+            raise ValueError(f"row {x} is bad")
+        return Scored(make(x), x / 8) if scored else make(x)
+
+    def batch(xs):
+        made = [one(int(x)) for x in xs]
+        return Scored([m.outputs for m in made], [m.confidence for m in made]) if scored else made
+
+    evaluator = Evaluator(FunctionModel(one if row_by_row else batch), "m", retry_singly=True, row_by_row=row_by_row)
+    inputs, n = np.arange(len(bad)), len(bad)
+    if all(bad):
+        with pytest.raises(ModelFailed, match="row 0 is bad"):
+            evaluator.run(inputs, n)
+        return
+    rows, _ = evaluator.run(inputs, n)
+    assert (rows.status is None and not any(bad)) or rows.status.tolist() == bad
+    good = [x for x in range(n) if not bad[x]]
+    got = [value.item() if kind == "number" else read(value) for value in back(rows)]
+    # Ragged rows that happen to be of one length are sent as rows of one shape, and a failed one as zeros.
+    for x in range(n):
+        if not bad[x]:
+            expected = np.asarray(make(x)).tolist() if kind in ("vector", "ragged") else make(x)
+            assert got[x] == expected
+        elif kind != "ragged":
+            assert got[x] == EMPTY[kind]
+    assert all(f"row {x}: " in rows.text for x in range(n) if bad[x])
+    if scored:
+        assert rows.confidence[good].tolist() == [x / 8 for x in good]
+
+
+@given(st.integers(1, 20), st.integers(1, 8))
+def test_padding_repeats_the_last_row_and_its_outputs_are_dropped(n, pad):
+    seen = []
+
+    def predict(inputs):
+        seen.append(list(inputs))
+        return [f"{x}" for x in inputs]
+
+    rows, _ = Evaluator(FunctionModel(predict), "m", pad=pad).run(np.arange(n), n)
+    assert back(rows) == [f"{x}" for x in range(n)]
+    assert len(seen[0]) % pad == 0
+    assert seen[0] == [min(i, n - 1) for i in range(len(seen[0]))]
+
+
+def test_tracebacks_end_with_the_error_and_are_bounded():
+    def predict(inputs):
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("x" * 100_000 + "end") from error
+
+    with pytest.raises(ModelFailed) as caught:
+        Evaluator(FunctionModel(predict), "m").run(np.ones(1), 1)
+    text = str(caught.value)
+    assert len(text.encode()) <= 16 << 10
+    assert text.endswith("end")
+    try:
+        Evaluator(FunctionModel(lambda x: 1 / 0), "m")._whole(np.ones(1), 1)
+    except ZeroDivisionError as error:
+        text = user_traceback(error)
+    assert "evaluate.py" not in text
+    assert "test_outputs.py" in text
+
+
+def test_what_can_be_served():
+    class Duck:
+        batch_max = 3
+
+        def predict_batch(self, inputs):
+            return inputs
+
+    class Estimator:
+        n_features_in_ = 5
+
+        def predict(self, inputs):
+            return inputs[:, 0]
+
+    assert as_model(Duck).batch_max == 3
+    assert as_model(Duck()).predict_batch(4) == 4
+    assert as_model(Estimator()).input == "f64[5]"
+    assert as_model(len).predict_batch([1, 2]) == 2
+    for thing in (object(), object, 5):
+        with pytest.raises(TypeError):
+            as_model(thing)
+
+
+def test_estimators_send_labels_and_confidence():
+    datasets = pytest.importorskip("sklearn.datasets")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import LinearSVC
+    from sklearn.tree import DecisionTreeClassifier
+
+    x, y = datasets.load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    for estimator, truth in (
+        (DecisionTreeClassifier(), names),
+        (make_pipeline(StandardScaler(), LogisticRegression()), y),
+    ):
+        estimator.fit(x, truth)
+        model = as_model(estimator)
+        assert model.input == "f64[4]"
+        rows = to_rows(model.predict_batch(x), len(x), "m")
+        np.testing.assert_array_equal(np.array(back(rows)), estimator.predict(x))
+        np.testing.assert_allclose(rows.confidence, estimator.predict_proba(x).max(axis=1), rtol=1e-6)
+        assert not isinstance(as_model(estimator, confidence=False).predict_batch(x), Scored)
+    plain = as_model(LinearSVC().fit(x, y)).predict_batch(x)
+    assert to_rows(plain, len(x), "m").dtype == DType.I64

@@ -1,0 +1,48 @@
+"""Clipper: predictions from models in any framework, each by its own deadline.
+
+    with clipper.start() as server:
+        server.deploy("svm", estimator)
+        app = server.app("digits", models=["svm"], slo_ms=20, default=-1)
+        answer = app.predict(x).result()
+"""
+
+import os
+from typing import Any
+
+from clipper import errors
+from clipper.config import Config
+from clipper.config import load as load_config
+from clipper.errors import ClipperError
+from clipper.server import ClipperServer
+from clipper.serving.application import ApplicationHandle
+from clipper.serving.dispatch import as_completed
+from clipper.types import Answer, Application, InputType, PredictionRequest, VersionedModel
+from clipper_core.future import Future
+
+__version__ = "0.1.0"
+
+
+def start(config: "str | os.PathLike[str] | None" = None, **settings: Any) -> ClipperServer:
+    """Start a server in this process: `clipper.start()`, `clipper.start("clipper.toml")`, `clipper.start(state="dir")`.
+
+    settings: any key of the configuration (docs/operating.md), by its name or as `section=dict(...)`.
+    """
+    return ClipperServer(load_config(config, **settings)).start()
+
+
+__all__ = [
+    "Answer",
+    "Application",
+    "ApplicationHandle",
+    "ClipperError",
+    "ClipperServer",
+    "Config",
+    "Future",
+    "InputType",
+    "PredictionRequest",
+    "VersionedModel",
+    "as_completed",
+    "errors",
+    "load_config",
+    "start",
+]

@@ -1,0 +1,537 @@
+"""What exists: models, their versions, and the applications that ask them, as typed records over the store.
+
+Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION` holds what may change
+of a model (replicas, retirement), `catalog/application/NAME` an application with its links. A retired version keeps its
+record: its number is never used again, so nothing cached under it can come back.
+
+Every write reads the whole catalog, checks, and writes under the condition that nobody wrote since (`catalog/guard`
+carries that condition), so rules that span records, such as "an application's models take its inputs", hold whoever
+writes. Writes are few; reads are many and cost nothing: `view` is a snapshot in memory, swapped in one assignment.
+A record that cannot be read is left out and named in `view.unreadable`; everything else goes on.
+"""
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from clipper.clock import wall_time_us
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    InvalidInput,
+    StillLinked,
+    StoreConflict,
+    StoreError,
+    TypeConflict,
+    UnknownApplication,
+    UnknownModel,
+    UnknownVersion,
+)
+from clipper.store import ABSENT, Compare, Delete, Op, Put, Record, Store
+from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name
+
+_PREFIX: Final = "catalog/"
+_GUARD: Final = _PREFIX + "guard"
+_TRIES: Final = 1000
+_RETRY_S: Final = 0.5
+REPLICAS_MAX: Final = 1024
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class _Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/1"):
+    replicas: int
+    retired_us: int = 0
+
+
+class View(msgspec.Struct, frozen=True):
+    """The catalog at one revision. Threads: any; it never changes."""
+
+    revision: int
+    versions: Mapping[str, tuple[Model, ...]]  # by name; versions ascending, retired ones included
+    applications: Mapping[str, Application]
+    unreadable: Mapping[str, str]  # key -> why
+
+    def models(self) -> list[Model]:
+        """Every version that is not retired, by name and version."""
+        return [model for name in sorted(self.versions) for model in self.versions[name] if not model.retired_us]
+
+    def model(self, wanted: VersionedModel | str) -> Model:
+        """The version, or the latest when none is named. UnknownModel, UnknownVersion (also when retired)."""
+        wanted = _checked(VersionedModel.parse, wanted)
+        serving = [model for model in self.versions.get(wanted.name, ()) if not model.retired_us]
+        if not serving:
+            raise UnknownModel.named(wanted.name, {model.name for model in self.models()})
+        if wanted.version is None:
+            return serving[-1]
+        for model in serving:
+            if model.version == wanted.version:
+                return model
+        raise UnknownVersion.named(str(wanted), [str(model.id) for model in serving])
+
+    def application(self, name: str) -> Application:
+        try:
+            return self.applications[name]
+        except KeyError:
+            raise UnknownApplication.named(str(name), self.applications) from None
+
+    def linking(self, model: Model) -> list[Application]:
+        """The applications that ask this version, be it as the latest."""
+        return [app for app in self.applications.values() if any(self._is(link, model) for link in app.models)]
+
+    def _is(self, link: VersionedModel, model: Model) -> bool:
+        if link.version is not None:
+            return link == model.id
+        serving = [other.version for other in self.versions.get(link.name, ()) if not other.retired_us]
+        return link.name == model.name and max(serving, default=model.version) <= model.version
+
+
+class Catalog:
+    """Threads: any. Errors beside those named: StoreError. After a failed write nothing has changed.
+
+    store: stays the caller's to close, after this.  follow: watch it for other processes' writes, on a thread.
+    """
+
+    def __init__(self, store: Store, *, follow: bool = True, wall_us: Callable[[], int] = wall_time_us) -> None:
+        self._store = store
+        self._wall_us = wall_us
+        self._refreshing = threading.Lock()
+        self._stop = threading.Event()
+        self._listeners: list[Callable[[View], None]] = []
+        self._stamp: list[tuple[str, int]] = []
+        self.view = View(-1, {}, {}, {})
+        self._watch = store.watch(_PREFIX) if follow else None
+        self.refresh()
+        self._follower = threading.Thread(target=self._follow, name="clipper-catalog", daemon=True) if follow else None
+        if self._follower:
+            self._follower.start()
+
+    # -- reading
+
+    def models(self) -> list[Model]:
+        return self.view.models()
+
+    def versions(self, name: str) -> list[Model]:
+        """The versions of `name` that are not retired, ascending; UnknownModel when there is none."""
+        latest = self.view.model(VersionedModel(name))
+        return [model for model in self.view.versions[latest.name] if not model.retired_us]
+
+    def latest(self, name: str) -> Model:
+        return self.view.model(VersionedModel(name))
+
+    def applications(self) -> list[Application]:
+        return [self.view.applications[name] for name in sorted(self.view.applications)]
+
+    def application(self, name: str) -> Application:
+        return self.view.application(name)
+
+    # -- models
+
+    def register_model(
+        self,
+        name: str,
+        input: InputType | str,
+        *,
+        version: int | None = None,
+        output: str = "any",
+        replicas: int = 1,
+        batching: Batching | None = None,
+        cache: bool = True,
+        retry_singly: bool = False,
+        target: str = "",
+        sha256: str = "",
+    ) -> Model:
+        """Register a version (None: one above the highest there ever was). AlreadyExists when it is taken; TypeConflict
+        when an application follows the latest version of this name and has another input type."""
+        _checked(check_name, name, "model")
+        input = _checked(InputType.parse, input)
+        if version is not None and not 1 <= version <= VERSION_MAX:
+            raise InvalidInput(f"bad version {version!r} of model {name!r}: a version is a whole number from 1.")
+        _check_replicas(name, replicas)
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+            chosen = _next_version(name, keys) if version is None else version
+            model = Model(
+                name, chosen, input, output, replicas, batching or Batching(), cache, retry_singly, target, sha256,
+                self._wall_us(),
+            )  # fmt: skip
+            if _model_key(model.id) in keys:
+                hint = f"Leave the version out to get {_next_version(name, keys)}."
+                raise AlreadyExists(f"model '{model.id}' exists already, and a version never changes.", hint=hint)
+            for app in view.linking(model):
+                _check_types(app, model)
+            return [Put(_model_key(model.id), _encode(model)), _put_scale(model)], model
+
+        return self._change(change)
+
+    def register(self, model: Model) -> Model:
+        """Register a version that is described in full, its creation time aside. AlreadyExists; TypeConflict, as above."""
+        stamped = msgspec.structs.replace(model, created_us=self._wall_us(), retired_us=0)
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+            if _model_key(stamped.id) in keys:
+                self.refuse_existing(stamped.id)
+            for app in view.linking(stamped):
+                _check_types(app, stamped)
+            return [Put(_model_key(stamped.id), _encode(stamped)), _put_scale(stamped)], stamped
+
+        return self._change(change)
+
+    def refuse_existing(self, model: VersionedModel) -> None:
+        """AlreadyExists, for a version that is taken."""
+        raise AlreadyExists(
+            f"model '{model}' exists already, and a version never changes.", hint="Leave the version out to get the next."
+        )
+
+    def set_replicas(self, model: VersionedModel | str, replicas: int) -> Model:
+        """How many containers of this version (the latest, when none is named) there shall be; 0 stops them all."""
+        _check_replicas(str(model), replicas)
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+            scaled = msgspec.structs.replace(view.model(model), replicas=replicas)
+            return [_put_scale(scaled)], scaled
+
+        return self._change(change)
+
+    def retire_model(self, model: VersionedModel | str, *, force: bool = False) -> Model:
+        """Take a version (the latest, when none is named) out of service for good. StillLinked when an application
+        would be left asking what is not there, or what takes other inputs; `force` removes such links."""
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+            found = view.model(model)
+            retired = msgspec.structs.replace(found, replicas=0, retired_us=max(self._wall_us(), 1))
+            broken = {app: links for app in view.applications if (links := _broken_by_retiring(view, app, found))}
+            if broken and not force:
+                hint = "Unlink it first, or retire it by force."
+                raise StillLinked(f"model '{found.id}' is still linked to: {', '.join(sorted(broken))}.", hint=hint)
+            ops: list[Op] = [_put_scale(retired)]
+            for name, links in broken.items():
+                app = view.applications[name]
+                kept = tuple(link for link in app.models if link not in links)
+                ops.append(Put(_app_key(name), _encode(msgspec.structs.replace(app, models=kept))))
+            return ops, retired
+
+        return self._change(change)
+
+    # -- applications
+
+    def register_application(
+        self,
+        name: str,
+        models: Sequence[VersionedModel | str] = (),
+        *,
+        slo_ms: float = 20.0,
+        default: Any = None,
+        input: InputType | str | None = None,
+        policy: str = "ensemble",
+        confidence_min: float = 0.0,
+    ) -> Application:
+        """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
+        TypeConflict when a model takes other inputs."""
+        links = tuple(_checked(VersionedModel.parse, model) for model in models)
+        app = Application(
+            _checked(check_name, name, "application"), links, slo_ms, plain(default),
+            ANY if input is None else _checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
+        )  # fmt: skip
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
+            if _app_key(name) in keys:
+                hint = "Update it, or unregister it first."
+                raise AlreadyExists(f"application {name!r} is registered already.", hint=hint)
+            checked = _check_application(view, app)
+            return [Put(_app_key(name), _encode(checked))], checked
+
+        return self._change(change)
+
+    def update_application(self, name: str, /, **changes: Any) -> Application:
+        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min."""
+        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min")
+        if unknown := sorted(set(changes) - set(known)):
+            raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
+        if "models" in changes:
+            changes["models"] = tuple(_checked(VersionedModel.parse, model) for model in changes["models"])
+        if "input" in changes:
+            changes["input"] = _checked(InputType.parse, changes["input"])
+        if "default" in changes:
+            changes["default"] = plain(changes["default"])
+        return self._edit(name, lambda app: msgspec.structs.replace(app, **changes))
+
+    def unregister_application(self, name: str) -> None:
+        """Delete an application; afterwards it is as if it had never been. UnknownApplication."""
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], None]:
+            if _app_key(name) not in keys:  # the record of one that is there may be unreadable
+                view.application(name)
+            return [Delete(_app_key(name))], None
+
+        return self._change(change)
+
+    def link(self, application: str, model: VersionedModel | str) -> Application:
+        """Ask one more model. Linking twice is linking once."""
+        wanted = _checked(VersionedModel.parse, model)
+        return self._edit(
+            application,
+            lambda app: app if wanted in app.models else msgspec.structs.replace(app, models=(*app.models, wanted)),
+        )
+
+    def unlink(self, application: str, model: VersionedModel | str) -> Application:
+        """Ask one model less. UnknownModel when it is not linked under this notation."""
+        wanted = _checked(VersionedModel.parse, model)
+
+        def without(app: Application) -> Application:
+            if wanted not in app.models:
+                linked = ", ".join(map(str, app.models)) or "none"
+                raise UnknownModel(f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}.")
+            return msgspec.structs.replace(app, models=tuple(link for link in app.models if link != wanted))
+
+        return self._edit(application, without)
+
+    def _edit(self, name: str, edit: Callable[[Application], Application]) -> Application:
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
+            old = view.application(name)
+            new = _check_application(view, edit(old))
+            return ([Put(_app_key(name), _encode(new))] if new != old else []), new
+
+        return self._change(change)
+
+    # -- the store below
+
+    def _change(self, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]) -> _T:
+        """Write what `change(view, keys)` asks for, unless somebody wrote since; then ask it again."""
+        for _ in range(_TRIES):
+            records, revision = self._store.range(_PREFIX)
+            keys = {record.key: record.revision for record in records}
+            ops, result = change(_view_of(records, revision), frozenset(keys))
+            if not ops:
+                return result
+            unchanged = Compare(_GUARD, keys.get(_GUARD, ABSENT))
+            if self._store.txn((unchanged,), (*ops, Put(_GUARD, b""))).ok:
+                with contextlib.suppress(StoreError):  # the write is done; the follower looks again
+                    self.refresh()
+                return result
+        raise StoreConflict(f"the catalog was changed by others {_TRIES} times in a row.", hint="Try again later.")
+
+    def refresh(self) -> View:
+        """Read the store now; afterwards `view` is at least as new as the store was when this was called."""
+        with self._refreshing:
+            records, revision = self._store.range(_PREFIX)
+            stamp = [(record.key, record.revision) for record in records]
+            self.view = view = _view_of(records, revision)
+            for listener in tuple(self._listeners) if stamp != self._stamp else ():
+                try:
+                    listener(view)
+                except Exception:  # one listener's fault is not the writer's, nor the other listeners'
+                    _log.exception("a listener of the catalog raised")
+            self._stamp = stamp
+        return view
+
+    def on_change(self, listener: Callable[[View], None]) -> Callable[[], None]:
+        """Call `listener(view)` after every change, one call at a time, on the thread that noticed it; returns what
+        ends that. It must be quick, and must neither write to the catalog nor refresh it."""
+        with self._refreshing:
+            self._listeners.append(listener)
+
+        def end() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return end
+
+    def _follow(self) -> None:
+        watch = self._watch
+        assert watch is not None
+        behind = False
+        while not watch.closed:
+            try:
+                event = watch.next(_RETRY_S if behind else None)
+                while event is not None and (more := watch.next(0)) is not None:  # a burst is one refresh
+                    event = more
+                if behind or (event is not None and event.revision > self.view.revision):
+                    self.refresh()
+                behind = False
+            except StoreError:  # serve from what is known, and try again
+                behind = True
+                self._stop.wait(_RETRY_S)
+
+    def close(self) -> None:
+        """Stop following. The view stays readable."""
+        self._stop.set()
+        if self._watch and self._follower:
+            self._watch.close()
+            if self._follower is not threading.current_thread():
+                self._follower.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def plain(default: Any) -> Any:
+    """A default output as a record can keep it: None, bool, int, float, str, bytes, or (nested) lists of these; numpy's
+    scalars and arrays become these. InvalidInput for anything else."""
+    if isinstance(default, np.ndarray | np.generic):
+        return plain(default.tolist())
+    if isinstance(default, bytearray | memoryview):
+        return bytes(default)
+    if isinstance(default, list | tuple):
+        return [plain(item) for item in default]
+    if default is None or isinstance(default, bool | int | float | str | bytes):
+        if isinstance(default, int) and not -(2**63) <= default < 2**64:
+            raise InvalidInput(f"default {default} does not fit into 64 bits.")
+        return default
+    allowed = "Use a number, str, bytes, array, or (nested) list."
+    raise InvalidInput(f"a {type(default).__name__} cannot be an application's default.", hint=allowed)
+
+
+# -- records. JSON has no bytes, and no NaN: these are wrapped. What is plain stays plain.
+
+
+def _encode(record: Model | Application | _Scale) -> bytes:
+    if isinstance(record, Application):
+        record = msgspec.structs.replace(record, default=_wrap(record.default))
+    try:
+        return msgspec.json.encode(record)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise InvalidInput(f"{record.__class__.__name__.lower()} cannot be recorded: {error}.") from None
+
+
+def _put_scale(model: Model) -> Put:
+    return Put(_scale_key(model.id), _encode(_Scale(model.replicas, model.retired_us)))
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_wrap(item) for item in value]
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unwrap(item) for item in value]
+    if isinstance(value, dict):
+        return bytes.fromhex(value["bytes"]) if "bytes" in value else float(value["float"])
+    return value
+
+
+def _view_of(records: Sequence[Record], revision: int) -> View:
+    models: dict[VersionedModel, Model] = {}
+    scales: dict[str, _Scale] = {}
+    apps: dict[str, Application] = {}
+    unreadable: dict[str, str] = {}
+    for record in records:
+        try:
+            kind = record.key.removeprefix(_PREFIX).partition("/")[0]
+            if kind == "model":
+                model = msgspec.json.decode(record.value, type=Model)
+                _same_key(record.key, _model_key(model.id))
+                models[model.id] = model
+            elif kind == "scale":
+                scales[record.key] = msgspec.json.decode(record.value, type=_Scale)
+            elif kind == "application":
+                app = msgspec.json.decode(record.value, type=Application)
+                _same_key(record.key, _app_key(app.name))
+                apps[app.name] = msgspec.structs.replace(app, default=_unwrap(app.default))
+        except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
+            unreadable[record.key] = str(error)
+    versions: dict[str, tuple[Model, ...]] = {}
+    for id_, model in sorted(models.items()):
+        scale = scales.get(_scale_key(id_))
+        if scale is None:  # it may be retired: who cannot tell must not serve it
+            unreadable.setdefault(_scale_key(id_), "the record is missing")
+            continue
+        scaled = msgspec.structs.replace(model, replicas=scale.replicas, retired_us=scale.retired_us)
+        versions[id_.name] = (*versions.get(id_.name, ()), scaled)
+    return View(revision, MappingProxyType(versions), MappingProxyType(apps), MappingProxyType(unreadable))
+
+
+def _same_key(key: str, expected: str) -> None:
+    if key != expected:
+        raise ValueError(f"the record belongs to {expected!r}")
+
+
+def _model_key(id_: VersionedModel) -> str:
+    return f"{_PREFIX}model/{id_.name}/{id_.version}"
+
+
+def _scale_key(id_: VersionedModel) -> str:
+    return f"{_PREFIX}scale/{id_.name}/{id_.version}"
+
+
+def _app_key(name: str) -> str:
+    return f"{_PREFIX}application/{name}"
+
+
+def _next_version(name: str, keys: frozenset[str]) -> int:
+    """One above the highest version whose record is there, readable or not."""
+    prefix = f"{_PREFIX}model/{name}/"
+    versions = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    return max((int(version) for version in versions if version.isdecimal()), default=0) + 1
+
+
+# -- rules
+
+
+def _checked(parse: Callable[..., _T], *args: Any) -> _T:
+    """types.py refuses with ValueError; here that is InvalidInput."""
+    try:
+        return parse(*args)
+    except ClipperError:
+        raise
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+
+
+def _check_replicas(name: str, replicas: int) -> None:
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= REPLICAS_MAX:
+        raise InvalidInput(f"replicas={replicas!r} of model {name!r}: 0 to {REPLICAS_MAX} are possible.")
+
+
+def _broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedModel]:
+    """The application's links that would have nothing to ask any more, or something that takes other inputs."""
+    app, latest = view.applications[name], VersionedModel(model.name)
+    left = [other for other in view.versions[model.name] if not other.retired_us and other != model]
+    falls_back = left and app.input.agrees_with(left[-1].input)
+    return {link for link in app.models if link == model.id or (link == latest and not falls_back)}
+
+
+def _check_application(view: View, app: Application) -> Application:
+    """The application, its input type filled in, if it and its links are sound."""
+    if not (_is_number(app.slo_ms) and 0 < app.slo_ms < math.inf):
+        raise InvalidInput(f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed.")
+    if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
+        raise InvalidInput(f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is possible.")
+    _checked(check_name, app.policy, "policy")
+    if len(set(app.models)) != len(app.models):
+        twice = next(link for link in app.models if app.models.count(link) > 1)
+        raise InvalidInput(f"application {app.name!r} links '{twice}' twice.")
+    for link in app.models:
+        model = view.model(link)
+        if app.input == ANY:
+            app = msgspec.structs.replace(app, input=model.input)
+        _check_types(app, model)
+    return app
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_types(app: Application, model: Model) -> None:
+    if not app.input.agrees_with(model.input):
+        raise TypeConflict(
+            f"model '{model.id}' takes {model.input}, application {app.name!r} asks with {app.input}.",
+            hint="Link a model with that input, or give the model another name.",
+        )

@@ -1,0 +1,472 @@
+"""One frozen Config. Every limit has a name with its unit, a range, a default and a line of text: see `describe()`.
+
+What is given wins in this order: keyword, environment (`CLIPPER_LIMITS__TASKS_MAX=1000`), file, default. A key that
+does not exist, or a value of the wrong type or out of its range, is a ConfigError that says where the value came from.
+"""
+
+import functools
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from clipper.errors import ConfigError, did_you_mean
+from clipper.types import Batching, InputType, VersionedModel, check_name
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def _about(text: str, unit: str = "", ge: float | None = None, le: float | None = None) -> Meta:
+    return Meta(description=text, extra={"unit": unit}, ge=ge, le=le)
+
+
+class ServerSettings(msgspec.Struct, frozen=True):
+    state: Annotated[str, _about("where the catalog is kept: a folder, `sqlite:FILE`, or empty for memory only")] = ""
+    address: Annotated[
+        str, _about("where containers dial in: `unix` (a socket of its own), `unix:PATH` or `tcp://HOST:PORT`")
+    ] = "unix"
+    token: Annotated[str, _about("what containers must know to be let in; made up at each start when empty")] = ""
+    token_file: Annotated[str, _about("the file that holds the token, instead of `token`")] = ""
+    insecure: Annotated[bool, _about("let containers of other hosts dial in without a configured token")] = False
+    threads: Annotated[int, _about("loop threads, each with an engine of its own", "threads", ge=1, le=64)] = 1
+    model_threads: Annotated[
+        int, _about("threads of each container; 0 for its share of the cores", "threads", ge=0, le=1024)
+    ] = 0
+    heartbeat_ms: Annotated[
+        int,
+        _about(
+            "silence after which a container is asked whether it lives; three and it is lost", "ms", ge=10, le=60_000
+        ),
+    ] = 500
+    load_s: Annotated[float, _about("time a container has from its start to its HELLO", "s", ge=0.1, le=3600)] = 60.0
+    drain_s: Annotated[float, _about("time that queries in flight have when the server closes", "s", ge=0, le=3600)] = (
+        5.0
+    )
+    restart_ms_min: Annotated[
+        int, _about("first pause before a dead container is started again; it doubles", "ms", ge=1, le=60_000)
+    ] = 100
+    restart_ms_max: Annotated[int, _about("longest such pause", "ms", ge=1, le=3_600_000)] = 10_000
+    restarts_max: Annotated[
+        int, _about("deaths within `restart_window_s` after which a container stays down", ge=0, le=1000)
+    ] = 3
+    restart_window_s: Annotated[float, _about("the time over which deaths are counted", "s", ge=1, le=86_400)] = 30.0
+
+    def __repr__(self) -> str:
+        shown = (f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in _items(self))
+        return f"ServerSettings({', '.join(shown)})"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    cache_bytes_max: Annotated[int, _about("memory of the prediction cache", "bytes", ge=64 * _KIB, le=1 << 40)] = (
+        64 * _MIB
+    )
+    queue_rows_max: Annotated[
+        int, _about("rows waiting in one lane of a model; more are refused", "rows", ge=16, le=1 << 20)
+    ] = 8192
+    queue_bytes_max: Annotated[int, _about("memory of one lane of a model", "bytes", ge=64 * _KIB, le=1 << 36)] = (
+        64 * _MIB
+    )
+    tasks_max: Annotated[int, _about("tasks without an answer yet, over all models", "tasks", ge=256, le=1 << 24)] = (
+        1 << 16
+    )
+    batch_size_max: Annotated[
+        int, _about("rows in one batch, whatever a model's settings say", "rows", ge=1, le=65_536)
+    ] = 4096
+    input_bytes_max: Annotated[int, _about("one input", "bytes", ge=64, le=_GIB)] = 4 * _MIB
+    output_bytes_max: Annotated[int, _about("one output", "bytes", ge=64, le=_GIB)] = 16 * _MIB
+    frame_bytes_max: Annotated[
+        int, _about("one frame from a container; more closes the connection", "bytes", ge=4 * _KIB, le=2 * _GIB)
+    ] = 64 * _MIB
+    connections_max: Annotated[int, _about("containers connected at once", "connections", ge=1, le=65_536)] = 1024
+    models_max: Annotated[int, _about("model versions being served", "models", ge=1, le=1 << 20)] = 4096
+    replicas_max: Annotated[int, _about("containers of one model version", "replicas", ge=1, le=1024)] = 64
+    slo_ms_max: Annotated[
+        float, _about("longest time an application or query may ask for", "ms", ge=1, le=86_400_000)
+    ] = 60_000.0
+    state_bytes_max: Annotated[int, _about("the file of the catalog; 0 for no bound", "bytes", ge=0, le=1 << 40)] = _GIB
+    log_lines_max: Annotated[int, _about("last lines kept of each container's output", "lines", ge=1, le=100_000)] = 200
+
+
+class ModelSettings(msgspec.Struct, frozen=True):
+    target: Annotated[str, _about("what to run: `module:function` or a file")] = ""
+    replicas: Annotated[int, _about("containers to start", "replicas", ge=0, le=1024)] = 1
+    input: Annotated[str, _about("type of one input, such as `f64[64]`; empty to ask the container")] = ""
+    batching: Annotated[Batching, _about("a mode, or a table of the keys of [batching] that differ")] = Batching()
+    cache: Annotated[bool, _about("keep this model's predictions in the cache")] = True
+    retry_singly: Annotated[bool, _about("when a batch fails, try its rows one by one")] = False
+
+
+class ApplicationSettings(msgspec.Struct, frozen=True):
+    models: Annotated[tuple[str, ...], _about("the models to ask: `svm` (the latest) or `svm:3`")] = ()
+    slo_ms: Annotated[float, _about("time from a query to its answer", "ms", ge=0.1, le=86_400_000)] = 20.0
+    default: Annotated[Any, _about("the answer when no model is heard in time")] = None
+    input: Annotated[str, _about("type of one input; empty for that of the first model")] = ""
+    policy: Annotated[str, _about("selection policy: `single` or `ensemble`")] = "ensemble"
+    confidence_min: Annotated[float, _about("a less sure answer is replaced by the default", "share", ge=0, le=1)] = 0.0
+
+
+class Config(msgspec.Struct, frozen=True):
+    """origins: where each value that is not a default came from, by dotted key."""
+
+    server: ServerSettings = ServerSettings()
+    limits: Limits = Limits()
+    batching: Batching = Batching()
+    models: dict[str, ModelSettings] = {}
+    apps: dict[str, ApplicationSettings] = {}
+    origins: dict[str, str] = {}
+
+
+class KeyInfo(msgspec.Struct, frozen=True):
+    """One row of `describe()`. `unit` is empty for what has none."""
+
+    key: str
+    type: str
+    unit: str
+    default: Any
+    range: str
+    text: str
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {"server": ServerSettings, "limits": Limits, "batching": Batching}
+_NAMED: dict[str, type[msgspec.Struct]] = {"models": ModelSettings, "apps": ApplicationSettings}
+_Path = tuple[str, ...]
+_Leaves = dict[_Path, tuple[Any, str]]  # path -> value, where it came from
+
+
+def describe() -> list[KeyInfo]:
+    """Every key there is; `models.NAME.` and `apps.NAME.` stand for any name."""
+    rows = []
+    tables = [*_SECTIONS.items(), *((f"{section}.NAME", kind) for section, kind in _NAMED.items())]
+    for section, kind in tables:
+        for field in msgspec.structs.fields(kind):
+            type_, meta = _typed(kind, field.name)
+            extra = meta.extra or {}
+            default = "as [batching]" if type_ is Batching else field.default
+            text = meta.description or ""
+            rows.append(
+                KeyInfo(
+                    f"{section}.{field.name}", _type_name(type_), extra.get("unit", ""), default, _range(meta), text
+                )
+            )
+    return rows
+
+
+def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None, **keywords: Any) -> Config:
+    """The configuration from a TOML file, the environment (None: this process's), and keywords.
+
+    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of [server], [limits] or [batching]
+    by itself (`state="dir"`); None means not given. Errors: ConfigError.
+    """
+    leaves = _from_file(Path(path)) if path is not None else {}
+    for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
+        leaves.update(more)
+    sections = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
+    server, limits, batching = sections["server"], sections["limits"], sections["batching"]
+    named = {
+        section: {name: _build(kind, leaves, (section, name), batching) for name in _names(leaves, section)}
+        for section, kind in _NAMED.items()
+    }
+    config = Config(
+        _with_token(server, leaves), limits, batching, named["models"], named["apps"],
+        {".".join(path): origin for path, (_, origin) in leaves.items()},
+    )  # fmt: skip
+    _check(config, leaves)
+    return config
+
+
+def merge_batching(base: Batching, override: Batching | str | Mapping[str, Any] | None) -> Batching:
+    """`base` with what `override` says: a mode such as "static", or some of the keys. Errors: ConfigError."""
+    if override is None or isinstance(override, Batching):
+        return override or base
+    leaves: _Leaves = {at: (leaf, "batching") for at, leaf in _flat(override, ("batching",))}
+    merged: Batching = _build(Batching, leaves, ("batching",), base)
+    return merged
+
+
+# -- where values come from
+
+
+def _from_file(path: Path) -> _Leaves:
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}.", hint="Name another file, or none.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text.", hint="Save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        why, _, place = str(error).rstrip(")").partition(" (at ")
+        line = place.removeprefix("line ").partition(",")[0]
+        raise ConfigError(
+            f"{path}{':' + line if line.isdecimal() else ''}: {why}.", hint="See https://toml.io."
+        ) from None
+    lines = _lines(text)
+
+    def origin(at: _Path) -> str:
+        while at and at not in lines:
+            at = at[:-1]
+        return f"{path}:{lines.get(at, 1)}"
+
+    return {at: (value, origin(at)) for at, value in _flat(table)}
+
+
+def _lines(text: str) -> dict[_Path, int]:
+    """The line of each key and table of valid TOML. A statement ends where the lines since its start parse."""
+    found: dict[_Path, int] = {}
+    table: _Path = ()
+    pending: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        pending.append(line)
+        try:
+            parsed = tomllib.loads("\n".join(pending))
+        except tomllib.TOMLDecodeError:
+            continue  # a value of several lines
+        start, head, pending = number - len(pending) + 1, pending[0].lstrip(), []
+        if head.startswith("[") and all(isinstance(value, dict) for value in parsed.values()):
+            table = max((at for at, _ in _flat(parsed)), key=len, default=())
+            found.setdefault(table, start)
+        else:
+            for at, _ in _flat(parsed):
+                for depth in range(1, len(at) + 1):
+                    found.setdefault(table + at[:depth], start)
+    return found
+
+
+def _from_env(env: Mapping[str, str]) -> _Leaves:
+    leaves: _Leaves = {}
+    for name, value in env.items():
+        if not name.startswith("CLIPPER_"):
+            continue
+        at = tuple(name.removeprefix("CLIPPER_").lower().split("__"))
+        if len(at) > 1:
+            at, text = _shorthand(at, _EnvText(value))
+            leaves[at] = (text, name)
+        else:  # other variables may begin like ours; one that only lacks an underscore is a slip
+            section, _, key = at[0].partition("_")
+            if section in _SECTIONS and key in _keys(_SECTIONS[section]):
+                raise ConfigError(
+                    f"{name}: unknown variable - did you mean 'CLIPPER_{section.upper()}__{key.upper()}'?"
+                )
+    return leaves
+
+
+class _EnvText(str):
+    """A value from the environment: text, whatever it is to become."""
+
+
+def _from_keywords(keywords: Mapping[str, Any]) -> _Leaves:
+    leaves: _Leaves = {}
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        section = next((s for s, kind in _SECTIONS.items() if name in _keys(kind)), None)
+        if name in _NAMED or name in _SECTIONS:
+            leaves.update({at: (leaf, f"keyword {name}") for at, leaf in _flat(value, (name,))})
+        elif section:
+            leaves[(section, name)] = (value, f"keyword {name}")
+        else:
+            choices = [*_SECTIONS, *_NAMED, *(key for kind in _SECTIONS.values() for key in _keys(kind))]
+            raise ConfigError(f"keyword {name}: unknown key {name!r}{did_you_mean(name, choices) or '.'}")
+    return leaves
+
+
+def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """The leaves below `table`; an empty table is a leaf, so that `[models.svm]` alone names a model."""
+    if isinstance(table, Batching):
+        table = msgspec.structs.asdict(table)
+    if isinstance(table, Mapping) and (table or not at):
+        for key, value in table.items():
+            yield from _flat(value, (*at, str(key)))
+    else:
+        yield _shorthand(at, table)
+
+
+def _shorthand(at: _Path, value: Any) -> tuple[_Path, Any]:
+    """`batching = "static"` is short for `batching.mode = "static"`."""
+    is_batching = at == ("batching",) or (len(at) == 3 and at[0] == "models" and at[2] == "batching")
+    return ((*at, "mode"), value) if is_batching and isinstance(value, str) else (at, value)
+
+
+# -- from leaves to values
+
+
+def _items(settings: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+    return iter(msgspec.structs.asdict(settings).items())
+
+
+def _keys(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return kind.__struct_fields__
+
+
+@functools.cache
+def _typed(kind: type[msgspec.Struct], key: str) -> tuple[Any, Meta]:
+    """The plain type of a key, and what is said about it."""
+    hint = get_type_hints(kind, include_extras=True)[key]
+    type_, meta = get_args(hint)
+    return type_, meta
+
+
+def _names(leaves: _Leaves, section: str) -> list[str]:
+    names: dict[str, None] = {}
+    for at, (value, origin) in leaves.items():
+        if at[0] not in _SECTIONS and at[0] not in _NAMED:
+            guess = did_you_mean(at[0], [*_SECTIONS, *_NAMED]) or "."
+            raise ConfigError(f"{origin}: unknown section [{at[0]}]{guess}")
+        if at[0] != section or (len(at) == 1 and value == {}):
+            continue
+        if len(at) == 1 or (len(at) == 2 and value != {}):
+            raise ConfigError(f"{origin}: {'.'.join(at)} = {_shown(value)}: expected a table, as in [{section}.NAME].")
+        try:
+            names[check_name(at[1], "model" if section == "models" else "application")] = None
+        except ValueError as error:
+            raise ConfigError(f"{origin}: {error}") from None
+    return list(names)
+
+
+def _build(kind: type[msgspec.Struct], leaves: _Leaves, prefix: _Path, batching: msgspec.Struct | None = None) -> Any:
+    """The section at `prefix`; `batching` is what a batching table in it starts from."""
+    values: dict[str, Any] = msgspec.structs.asdict(batching) if kind is Batching and batching else {}
+    depth = len(prefix)
+    below = {at: leaf for at, leaf in leaves.items() if at[:depth] == prefix}
+    for at, (value, origin) in below.items():
+        if len(at) == depth and value == {}:
+            continue
+        key = at[depth] if len(at) > depth else ""
+        if not key:
+            wanted = "a mode or a table" if kind is Batching else "a table"
+            raise ConfigError(f"{origin}: {'.'.join(prefix)} = {_shown(value)}: expected {wanted}.")
+        if key not in _keys(kind):
+            guess = did_you_mean(key, _keys(kind)) or f". Keys: {', '.join(_keys(kind))}."
+            raise ConfigError(f"{origin}: unknown key {key!r} in [{'.'.join(prefix)}]{guess}")
+        if kind is ModelSettings and key == "batching" and (len(at) > depth + 1 or value == {}):
+            continue
+        if len(at) > depth + 1:
+            raise ConfigError(f"{origin}: {'.'.join(at[: depth + 1])} is a table: expected {_expected(kind, key)}.")
+        values[key] = _convert(kind, key, value, f"{origin}: {'.'.join(at)}")
+    if kind is ModelSettings:
+        values["batching"] = _build(Batching, below, (*prefix, "batching"), batching)
+    return kind(**values)
+
+
+def _convert(kind: type[msgspec.Struct], key: str, value: Any, where: str) -> Any:
+    type_, meta = _typed(kind, key)
+    given = value
+    if isinstance(value, _EnvText):
+        given = _read_env(value, type_)
+    try:
+        plain = given if type_ is Any else msgspec.convert(given, type_, strict=not isinstance(value, _EnvText))
+        return plain if type_ is Any else msgspec.convert(plain, Annotated[type_, meta])
+    except msgspec.ValidationError:
+        raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
+
+
+def _read_env(text: str, type_: Any) -> Any:
+    if type_ is Any:
+        try:
+            return msgspec.json.decode(str(text))
+        except msgspec.DecodeError:
+            return str(text)
+    if get_origin(type_) is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return str(text)
+
+
+def _expected(kind: type[msgspec.Struct], key: str) -> str:
+    type_, meta = _typed(kind, key)
+    unit, bounds = (meta.extra or {}).get("unit", ""), _range(meta)
+    return " ".join(filter(None, (_type_name(type_), bounds and f"from {bounds}", unit)))
+
+
+def _range(meta: Meta) -> str:
+    return f"{_number(meta.ge)} to {_number(meta.le)}" if meta.ge is not None and meta.le is not None else ""
+
+
+def _number(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
+
+
+def _type_name(type_: Any) -> str:
+    if get_origin(type_) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(type_)))
+    names = {
+        str: "a string",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        Batching: "a mode or a table",
+        Any: "any value",
+    }
+    return names.get(type_, "a list of strings")
+
+
+def _shown(value: Any) -> str:
+    text = repr(str(value)) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- what single keys cannot tell
+
+
+def _with_token(server: ServerSettings, leaves: _Leaves) -> ServerSettings:
+    if not server.token_file:
+        return server
+    origin = leaves["server", "token_file"][1]
+    if server.token:
+        raise ConfigError(f"{origin}: both token and token_file are given.", hint="Leave one out.")
+    try:
+        token = Path(server.token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{origin}: cannot read token_file {server.token_file!r}: {error}.") from None
+    if not token:
+        raise ConfigError(f"{origin}: token_file {server.token_file!r} is empty.", hint="Write a secret into it.")
+    return msgspec.structs.replace(server, token=token)
+
+
+def _check(config: Config, leaves: _Leaves) -> None:
+    def refuse(at: _Path, why: str) -> ConfigError:
+        """The error for the value at `at`, or for what set it when that was a default."""
+        value, origin = leaves.get(at, (None, "default"))
+        return ConfigError(f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}")
+
+    _check_address(config.server, refuse)
+    if config.server.restart_ms_min > config.server.restart_ms_max:
+        raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")
+    for name, model in config.models.items():
+        try:
+            if model.input:
+                InputType.parse(model.input)
+        except ValueError as error:
+            raise refuse(("models", name, "input"), str(error)) from None
+        if model.replicas > config.limits.replicas_max:
+            raise refuse(("models", name, "replicas"), f"more than limits.replicas_max ({config.limits.replicas_max}).")
+    for name, app in config.apps.items():
+        at: _Path = ("apps", name)
+        try:
+            at = (*at, "models")
+            for model_name in app.models:
+                VersionedModel.parse(model_name)
+            at = ("apps", name, "input")
+            if app.input:
+                InputType.parse(app.input)
+            at = ("apps", name, "policy")
+            check_name(app.policy, "policy")
+        except ValueError as error:
+            raise refuse(at, str(error)) from None
+        if app.slo_ms > config.limits.slo_ms_max:
+            longest = _number(config.limits.slo_ms_max)
+            raise refuse(("apps", name, "slo_ms"), f"more than limits.slo_ms_max ({longest} ms).")
+
+
+def _check_address(server: ServerSettings, refuse: Any) -> None:
+    at = ("server", "address")
+    if server.address == "unix" or (server.address.startswith("unix:") and len(server.address) > 5):
+        return
+    host, colon, port = server.address.removeprefix("tcp://").rpartition(":")
+    if not (server.address.startswith("tcp://") and colon and host and port.isdecimal() and int(port) <= 65535):
+        raise refuse(at, "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT' (port 0 to 65535).")
+    if not (host in ("localhost", "[::1]") or host.startswith("127.")) and not (server.token or server.insecure):
+        raise refuse(at, "other hosts could dial in. Set server.token, or server.insecure = true.")

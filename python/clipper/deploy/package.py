@@ -1,0 +1,313 @@
+"""A function, an estimator or a Model -> a target that a container can load in a process of its own.
+
+Code travels by value: cloudpickle takes the function itself, what it closes over, and the user's own modules, so that
+nothing has to be importable over there but installed packages. The file is one line of JSON that says what it holds,
+then the pickle; `clipper_container.adapters.function` reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import platform
+import re
+import site
+import sys
+import sysconfig
+import tempfile
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from clipper_container import Model
+from clipper_container.adapters.function import MAGIC
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
+_SEARCH_DEPTH_MAX = 6
+_Place = tuple[str, str, str]  # variable, where it is, type of what is in it
+
+
+class PackagingError(Exception):
+    """A model that cannot travel to another process; the text names what stands in the way and the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A model that is ready for a container.
+
+    target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a module.
+    kind: "function", "estimator", "model" or "module". input: type of one row, where the model says it.
+    code: directories that the container needs on sys.path.
+    """
+
+    target: str
+    kind: str
+    sha256: str = ""
+    input: str | None = None
+    code: tuple[str, ...] = ()
+
+
+def pack(thing: Any, name: str, version: int, directory: str | os.PathLike[str], code: Sequence[str] = ()) -> Package:
+    """Make a package of a function, closure, bound method, estimator, Model (or class of them), or "module:attribute".
+
+    directory: where the file `NAME-VERSION-SHA12.pkl` goes; it is made when missing.
+    code: files or directories that the container needs beside what travels by value.
+    Raises: PackagingError; OSError when the file cannot be written.
+    """
+    if not NAME.fullmatch(name):
+        raise PackagingError(
+            f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a letter or digit"
+        )
+    places = _directories(code)
+    if isinstance(thing, str):
+        return Package(thing, "module", code=(*places, *_home_of(thing)))
+    content = _content(thing, _kind(thing), name)
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = Path(directory) / f"{name}-{version}-{sha256[:12]}.pkl"
+    _write(path, content)
+    return Package(str(path.absolute()), _kind(thing), sha256, input_of(thing), places)
+
+
+def input_of(thing: Any) -> str | None:
+    """The type of one row, "f64[64]", where an estimator (or the one that a method is bound to) or a Model says it."""
+    declared = getattr(thing, "input", None)
+    if isinstance(declared, str) and declared != "any":
+        return declared
+    for owner in (thing, getattr(thing, "__self__", None)):
+        features = None if owner is None or isinstance(owner, type) else getattr(owner, "n_features_in_", None)
+        if isinstance(features, int) and features > 0:
+            return f"f64[{features}]"
+    return None
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, Model) or hasattr(thing, "predict_batch"):
+        return "model"
+    if isinstance(thing, (type, types.ModuleType)):
+        raise PackagingError(
+            f"cannot ship {getattr(thing, '__name__', thing)!r}: a {type(thing).__name__} is no model. Give a "
+            "function, a fitted estimator, or a subclass of clipper_container.Model."
+        )
+    if hasattr(thing, "predict") and not inspect.isroutine(thing):
+        return "estimator"
+    if callable(thing):
+        return "function"
+    raise PackagingError(
+        f"cannot ship a {type(thing).__name__}: give a function, an estimator with predict(), a Model, "
+        "or 'module:function'."
+    )
+
+
+# -- targets that are importable over there
+
+
+def _home_of(target: str) -> tuple[str, ...]:
+    """The directory of a "module:attribute" that is the user's own file. Nothing is imported."""
+    if not _TARGET.fullmatch(target):
+        raise PackagingError(f"{target!r} names no model; write 'module:function', such as 'features:predict'")
+    top = target.partition(":")[0].partition(".")[0]
+    if top == "__main__":
+        raise PackagingError(f"{target!r} names this very script; give the function itself instead of its name")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return ()
+    if spec is None or spec.origin is None or not _is_local(spec.origin):
+        return ()
+    origin = Path(spec.origin).absolute()
+    return (str(origin.parent.parent if spec.submodule_search_locations else origin.parent),)
+
+
+def _directories(code: Sequence[str]) -> tuple[str, ...]:
+    places = []
+    for entry in code:
+        path = Path(entry).absolute()
+        if not path.exists():
+            raise PackagingError(f"code={entry!r}: there is no such file or directory")
+        places.append(str(path if path.is_dir() else path.parent))
+    return tuple(dict.fromkeys(places))
+
+
+# -- packing by value
+
+
+def _content(thing: Any, kind: str, name: str) -> bytes:
+    about = {"format": 1, "kind": kind, "name": name, "python": ".".join(platform.python_version_tuple()[:2])}
+    with _local_modules_by_value():
+        try:
+            body = _dumps(thing)
+        except Exception as error:
+            raise _explain(thing, error) from error
+    return MAGIC + json.dumps(about).encode() + b"\n" + body
+
+
+def _dumps(thing: Any) -> bytes:
+    stream = io.BytesIO()
+    cloudpickle.dump(thing, stream)
+    return stream.getvalue()
+
+
+@contextmanager
+def _local_modules_by_value() -> Iterator[None]:
+    """Meanwhile the user's own modules travel by value, as __main__ always does."""
+    already = cloudpickle.list_registry_pickle_by_value()
+    added = []
+    for name, module in [*sys.modules.items()]:
+        if (
+            isinstance(module, types.ModuleType)
+            and name == module.__name__
+            and name not in already
+            and _travels(module)
+        ):
+            cloudpickle.register_pickle_by_value(module)
+            added.append(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _travels(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if not file or module.__name__ == "__main__" or module.__name__.partition(".")[0] in _OURS:
+        return False
+    return file.endswith(".py") and _is_local(file)
+
+
+def _is_local(file: str) -> bool:
+    """Is it the user's own file, rather than Python's or an installed package's?"""
+    path = os.path.realpath(file)
+    return not any(path.startswith(place + os.sep) for place in _installed_places())
+
+
+@functools.cache
+def _installed_places() -> tuple[str, ...]:
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple({os.path.realpath(path) for path in paths if path})
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+# -- what cannot travel, and where it is
+
+
+def _explain(thing: Any, error: Exception) -> PackagingError:
+    name = getattr(thing, "__name__", None) or type(thing).__name__
+    found = _culprit(thing, frozenset(), "")
+    if found is None:
+        return PackagingError(f"cannot ship {name!r}: {error}")
+    variable, place, kind = found
+    where = f", {place}" if place else ""
+    return PackagingError(
+        f"cannot ship {name!r}: it closes over a '{kind}' (variable '{variable}'{where}). Create it inside load()."
+    )
+
+
+def _culprit(thing: Any, seen: frozenset[int], variable: str) -> _Place | None:
+    """The innermost part of `thing` that no pickle takes, by the name under which it is held."""
+    if id(thing) in seen or len(seen) > _SEARCH_DEPTH_MAX:
+        return None
+    for name, part in _parts(thing):
+        if _is_portable(part):
+            continue
+        path = f"{variable}.{name}" if variable and not inspect.isfunction(thing) else name
+        inner = _culprit(part, seen | {id(thing)}, path)
+        if inner is None:
+            return path, _place(thing), f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+        return inner if inner[1] else (inner[0], _place(thing), inner[2])
+    return None
+
+
+def _is_portable(part: Any) -> bool:
+    try:
+        _dumps(part)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What `thing` holds: a function's variables, a method's object, an instance's attributes, a collection's items."""
+    if inspect.ismethod(thing):
+        yield from _parts_of_instance(thing.__self__)
+        yield from _parts(thing.__func__)
+    elif inspect.isfunction(thing):
+        yield from _parts_of_function(thing)
+    elif isinstance(thing, functools.partial):
+        yield from (("args", argument) for argument in thing.args)
+        yield from thing.keywords.items()
+        yield from _parts(thing.func)
+    elif isinstance(thing, dict):
+        yield from ((str(key), value) for key, value in thing.items())
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        yield from (("items", item) for item in thing)
+    elif isinstance(thing, type):
+        yield from vars(thing).items()
+    else:
+        yield from _parts_of_instance(thing)
+
+
+def _parts_of_instance(thing: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(thing, "__dict__", {}).items()
+    if not isinstance(thing, type) and inspect.isfunction(getattr(type(thing), "predict_batch", None)):
+        yield from _parts_of_function(type(thing).predict_batch)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    yield from (("default", value) for value in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _place(thing: Any) -> str:
+    """ "app.py:12", where a function or class begins; "" for what has no place."""
+    function = thing.__func__ if inspect.ismethod(thing) else thing
+    if inspect.isfunction(function):
+        return f"{os.path.basename(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+    owner = thing if isinstance(thing, type) else type(thing)
+    try:
+        file = inspect.getsourcefile(owner)
+        return f"{os.path.basename(file)}:{inspect.getsourcelines(owner)[1]}" if file and _is_local(file) else ""
+    except (TypeError, OSError):
+        return ""

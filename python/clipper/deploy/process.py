@@ -1,0 +1,423 @@
+"""Containers as processes on this machine, under one supervising thread.
+
+One thread waits, by poll, on every child's pidfd (readable when it ended; a pid that the kernel gave away again cannot
+be mistaken for it), on the pipe of its stdout and stderr, and on an eventfd by which other threads hand in work. That
+thread also starts the children, and must: they ask for SIGKILL when their parent dies (PR_SET_PDEATHSIG), and to Linux
+the parent is the thread that forked. So a server that is killed leaves no models behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from clipper.deploy.deployer import (
+    ContainerSpec,
+    EventKind,
+    OnEvent,
+    ReplicaEvent,
+    ReplicaState,
+    ReplicaStatus,
+)
+
+LOG_LINES_MAX = 200
+LOG_LINE_BYTES_MAX = 4096
+LOG_TAIL_LINES = 20
+TOKEN_ENV = "CLIPPER_TOKEN"
+_READ_BYTES = 64 << 10
+
+Key = tuple[str, int, int]
+log = logging.getLogger("clipper.deploy")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a replica that ended is started again.
+
+    The pause doubles from `backoff_s_min` to `backoff_s_max`, and is the shortest again after `healthy_s` of life.
+    After `exits_max` exits in `window_s` it is not started again. `grace_s`: from SIGTERM to SIGKILL when stopping.
+    """
+
+    backoff_s_min: float = 0.1
+    backoff_s_max: float = 10.0
+    healthy_s: float = 30.0
+    exits_max: int = 5
+    window_s: float = 30.0
+    grace_s: float = 5.0
+
+
+@dataclass(slots=True)
+class _Replica:
+    spec: ContainerSpec
+    number: int
+    state: ReplicaState = ReplicaState.STARTING
+    process: subprocess.Popen[bytes] | None = None
+    pid_fd: int = -1
+    log_fd: int = -1
+    started_s: float = 0.0
+    due_s: float | None = None  # of the next start (BACKOFF) or of SIGKILL (stopping)
+    pause_s: float = 0.0
+    stopping: bool = False
+    at_rest: bool = False  # settled, and everyone has been told
+    starts: int = 0
+    detail: str = ""
+    exits: deque[float] = field(default_factory=deque)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
+    partial_line: bytes = b""
+
+    @property
+    def key(self) -> Key:
+        return self.spec.name, self.spec.version, self.number
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def settled(self) -> bool:
+        return self.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
+
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self.lines)[-LOG_TAIL_LINES:]
+
+
+def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
+    """The command line of a container. It holds no secret."""
+    words = [spec.python, "-X", "faulthandler", "-m", "clipper_container", "serve", spec.target]
+    words += ["--connect", spec.connect, "--name", spec.name, "--version", str(spec.version), "--replica", str(replica)]
+    words += ["--threads", str(spec.threads), "--token-env", TOKEN_ENV, "--die-with-parent", str(os.getpid())]
+    for option, value in (("--input", spec.input), ("--output", spec.output), ("--sha256", spec.sha256)):
+        words += [option, value] if value else []
+    for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
+        words += [option, str(number)] if number else []
+    words += ["--protocol", "1"] if spec.protocol == 1 else []
+    flags = {
+        "--retry-singly": spec.retry_singly,
+        "--row-by-row": spec.row_by_row,
+        "--no-confidence": not spec.confidence,
+    }
+    words += [flag for flag, wanted in flags.items() if wanted]
+    for directory in spec.code:
+        words += ["--code", directory]
+    return words
+
+
+def environment(spec: ContainerSpec) -> dict[str, str]:
+    """The environment of a container: ours, the spec's, and the token."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, TOKEN_ENV: spec.token}
+
+
+def describe_exit(code: int) -> str:
+    """An exit as a person would say it: "exit 3", "killed (SIGKILL)"."""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return f"killed ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"killed (signal {-code})"
+
+
+def _start_process(spec: ContainerSpec, replica: int) -> tuple[subprocess.Popen[bytes], int, int]:
+    """The process, its pidfd, and the pipe to read its output from. Raises: OSError; ValueError for a NUL in a word."""
+    with contextlib.ExitStack() as undo:
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        undo.callback(os.close, read_fd)
+        os.set_blocking(read_fd, False)
+        try:
+            process = subprocess.Popen(
+                command(spec, replica),
+                env=environment(spec),
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+            )
+        finally:
+            os.close(write_fd)
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        pid_fd = os.pidfd_open(process.pid)
+        undo.pop_all()
+        return process, pid_fd, read_fd
+
+
+class ProcessDeployer:
+    """Runs each replica as a child process, restarts it when it ends, gives up when that loops.
+
+    on_event: called for each `ReplicaEvent` in the supervising thread; it must not block, and may call all but close().
+
+    Threads: any. A fork of this process must not use it.
+    """
+
+    def __init__(self, on_event: OnEvent | None = None, policy: RestartPolicy | None = None) -> None:
+        self._on_event = on_event
+        self._policy = policy or RestartPolicy()
+        self._replicas: dict[Key, _Replica] = {}
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._handlers: dict[int, Callable[[], object]] = {self._wake_fd: self._clear_wake}
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="clipper-deployer", daemon=True)
+        self._thread.start()
+
+    # -- called by anyone
+
+    def start(self, spec: ContainerSpec, replica: int = 0) -> None:
+        """Start a replica and keep it alive; returns before it serves.
+
+        Raises: ValueError when it is running already; RuntimeError after close().
+        """
+        key = (spec.name, spec.version, replica)
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("this deployer is closed")
+            old = self._replicas.get(key)
+            if old is not None and not old.settled:
+                raise ValueError(
+                    f"container {spec.name}/{replica} (version {spec.version}) is {old.state} already; stop it first"
+                )
+            new = self._replicas[key] = _Replica(spec, replica)
+        self._hand_in(partial(self._spawn, new))
+
+    def stop(
+        self, name: str, version: int | None = None, replica: int | None = None, grace_s: float | None = None
+    ) -> None:
+        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait till they are gone.
+
+        In the supervising thread (from `on_event`) it only asks. Replicas that do not run are no error.
+        """
+        with self._changed:
+            chosen = [
+                r
+                for (n, v, i), r in self._replicas.items()
+                if n == name and version in (None, v) and replica in (None, i)
+            ]
+        self._stop(chosen, grace_s)
+
+    def list(self) -> Sequence[ReplicaStatus]:
+        """Every replica that was started, stopped ones included, by name, version and number."""
+        with self._changed:
+            return [
+                ReplicaStatus(*key, r.state, r.pid, max(0, r.starts - 1), r.detail)
+                for key, r in sorted(self._replicas.items())
+            ]
+
+    def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
+        """The last lines that a replica wrote to stdout and stderr, oldest first.
+
+        Raises: KeyError for a replica that was never started.
+        """
+        with self._changed:
+            return [*self._replicas[name, version, replica].lines]
+
+    def close(self, grace_s: float | None = None) -> None:
+        """Stop everything, all at once, and end the supervising thread."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("close() was called in on_event")
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            replicas = [*self._replicas.values()]
+        self._stop(replicas, grace_s)
+        self._hand_in(self._finish)
+        self._thread.join()
+        os.close(self._wake_fd)
+
+    def __enter__(self) -> ProcessDeployer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _stop(self, replicas: Sequence[_Replica], grace_s: float | None) -> None:
+        grace = self._policy.grace_s if grace_s is None else grace_s
+        for replica in replicas:
+            self._hand_in(partial(self._ask_to_end, replica, grace))
+        if threading.current_thread() is self._thread:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: all(replica.at_rest for replica in replicas))
+
+    def _hand_in(self, work: Callable[[], None]) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("this deployer belongs to the process that forked this one")
+        self._work.append(work)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # -- the supervising thread
+
+    def _run(self) -> None:
+        while self._handlers:
+            for fd, _ in self._poll.poll(self._pause_ms()):
+                handler = self._handlers.get(fd)  # an earlier handler of this round may have closed it
+                if handler is not None:
+                    self._do(handler)
+            while self._work:
+                self._do(self._work.popleft())
+            self._do_what_is_due()
+
+    def _do(self, work: Callable[[], object]) -> None:
+        """Run `work`; should it fail, this thread lives on, and with it all children."""
+        try:
+            work()
+        except Exception:
+            log.exception("the deployer failed at %r", work)
+
+    def _pause_ms(self) -> float | None:
+        with self._changed:
+            dues = [replica.due_s for replica in self._replicas.values() if replica.due_s is not None]
+        return max(0.0, min(dues) - time.monotonic()) * 1000 + 1 if dues else None
+
+    def _clear_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+    def _finish(self) -> None:
+        self._handlers.clear()
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            due = [r for r in self._replicas.values() if r.due_s is not None and r.due_s <= now]
+        for replica in due:
+            replica.due_s = None
+            if replica.stopping:
+                self._signal(replica, signal.SIGKILL)
+            else:
+                self._spawn(replica)
+
+    def _spawn(self, replica: _Replica) -> None:
+        if replica.stopping or replica.settled:
+            return
+        replica.started_s = time.monotonic()
+        replica.starts += 1
+        try:
+            replica.process, replica.pid_fd, replica.log_fd = _start_process(replica.spec, replica.number)
+        except (OSError, ValueError) as error:
+            with self._changed:
+                replica.lines.append(f"cannot start {replica.spec.python}: {error}")
+            self._ended(replica, 0, f"not started: {error}")
+            return
+        self._watch(replica.pid_fd, partial(self._reap, replica))
+        self._watch(replica.log_fd, partial(self._read_log, replica))
+        self._become(replica, ReplicaState.RUNNING, EventKind.STARTED, replica.pid)
+
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def _read_log(self, replica: _Replica) -> bool:
+        """Take what the pipe holds; False when there is nothing (more) to take."""
+        try:
+            data = os.read(replica.log_fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:  # the child closed both, and lives on perhaps
+            self._unwatch(replica.log_fd)
+            replica.log_fd = -1
+            return False
+        *lines, rest = (replica.partial_line + data).split(b"\n")
+        while len(rest) > LOG_LINE_BYTES_MAX:
+            lines.append(rest[:LOG_LINE_BYTES_MAX])
+            rest = rest[LOG_LINE_BYTES_MAX:]
+        replica.partial_line = rest
+        with self._changed:
+            replica.lines.extend(line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines)
+        return True
+
+    def _reap(self, replica: _Replica) -> None:
+        process = replica.process
+        code = process.poll() if process is not None else None
+        if process is None or code is None:
+            return
+        for _ in range(64):  # a grandchild may hold the pipe open and write for ever
+            if replica.log_fd not in self._handlers or not self._read_log(replica):
+                break
+        if replica.partial_line:
+            with self._changed:
+                replica.lines.append(replica.partial_line.decode("utf-8", "replace"))
+            replica.partial_line = b""
+        self._unwatch(replica.pid_fd)
+        self._unwatch(replica.log_fd)
+        replica.process, replica.pid_fd, replica.log_fd, replica.due_s = None, -1, -1, None
+        self._ended(replica, process.pid, describe_exit(code))
+
+    def _ended(self, replica: _Replica, pid: int, detail: str) -> None:
+        replica.detail = detail
+        if replica.stopping:
+            self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, pid, detail)
+            return
+        self._emit(replica, EventKind.EXITED, pid, detail, replica.tail())
+        now, policy = time.monotonic(), self._policy
+        if now - replica.started_s >= policy.healthy_s:
+            replica.pause_s = 0.0
+        replica.exits.append(now)
+        while replica.exits[0] < now - policy.window_s:
+            replica.exits.popleft()
+        if len(replica.exits) >= policy.exits_max:
+            replica.detail = f"{detail}; stopped after {len(replica.exits)} exits in {now - replica.exits[0]:.1f} s"
+            self._become(replica, ReplicaState.FAILED, EventKind.FAILED, pid, replica.detail, replica.tail())
+            return
+        replica.pause_s = min(policy.backoff_s_max, max(policy.backoff_s_min, 2 * replica.pause_s))
+        replica.due_s = now + replica.pause_s
+        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, f"again in {replica.pause_s:.1f} s")
+
+    def _ask_to_end(self, replica: _Replica, grace_s: float) -> None:
+        if replica.settled:
+            return
+        replica.stopping = True
+        if replica.process is None:
+            replica.due_s = None
+            self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, detail=replica.detail)
+            return
+        self._signal(replica, signal.SIGTERM)
+        replica.due_s = time.monotonic() + grace_s
+
+    def _signal(self, replica: _Replica, number: signal.Signals) -> None:
+        if replica.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(replica.pid_fd, number)
+
+    def _become(
+        self,
+        replica: _Replica,
+        state: ReplicaState,
+        kind: EventKind,
+        pid: int = 0,
+        detail: str = "",
+        log_tail: tuple[str, ...] = (),
+    ) -> None:
+        """Change the state, tell of the event, then let go who waits for it: they have had the event by then."""
+        with self._changed:
+            replica.state = state
+        self._emit(replica, kind, pid, detail, log_tail)
+        with self._changed:
+            replica.at_rest = replica.settled
+            self._changed.notify_all()
+
+    def _emit(self, replica: _Replica, kind: EventKind, pid: int, detail: str, log_tail: tuple[str, ...] = ()) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(ReplicaEvent(*replica.key, kind, pid, detail, log_tail))
+        except Exception:
+            log.exception("on_event failed for container %s/%d", replica.spec.name, replica.number)

@@ -1,0 +1,258 @@
+"""One tree of errors: each knows its REST and gRPC code; each message names the thing, the cause and the next step."""
+
+import concurrent.futures
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar, Self
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """` - did you mean 'svm'?` when a choice is close to `word`, else the empty string."""
+    close = difflib.get_close_matches(word.lower(), sorted(choices), n=1, cutoff=0.6)
+    return f" - did you mean {close[0]!r}?" if close else ""
+
+
+class ClipperError(Exception):
+    """The root. `message` names the thing and the cause; `hint`, if any, is the next step, and str() shows both.
+
+    rest_status: HTTP status.  grpc_code: name of the gRPC code.  slug: last part of the problem type's URN.
+    """
+
+    rest_status: ClassVar[int] = 500
+    grpc_code: ClassVar[str] = "INTERNAL"
+    slug: ClassVar[str] = "internal"
+    hint: str
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+# -- what the caller got wrong
+
+
+class InvalidInput(ClipperError, ValueError):
+    """A value of the wrong type, shape or range."""
+
+    rest_status = 400
+    grpc_code = "INVALID_ARGUMENT"
+    slug = "invalid-input"
+
+
+class TooLarge(InvalidInput):
+    """An input or a frame above its limit."""
+
+    rest_status = 413
+    slug = "too-large"
+
+
+class ConfigError(InvalidInput):
+    """A configuration that cannot be used; the message starts with where the value came from."""
+
+    slug = "config"
+
+
+class PackagingError(InvalidInput):
+    """A function or model that cannot be shipped to a container."""
+
+    slug = "packaging"
+
+
+class FrameError(InvalidInput):
+    """Bytes that are no frame of the wire protocol."""
+
+    slug = "frame"
+
+
+class Unknown(ClipperError, LookupError):
+    """A name nothing is registered under."""
+
+    rest_status = 404
+    grpc_code = "NOT_FOUND"
+    slug = "unknown"
+    noun: ClassVar[str] = "thing"
+    known_as: ClassVar[str] = "Known"
+
+    @classmethod
+    def named(cls, name: str, known: Iterable[str]) -> Self:
+        """The error for `name` when only `known` exist: `no model 'svn' - did you mean 'svm'? Loaded: logreg, svm.`"""
+        names = sorted(known)
+        shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+        guess = did_you_mean(name, names) or "."
+        return cls(f"no {cls.noun} {name!r}{guess}", hint=f"{cls.known_as}: {shown or 'none yet'}.")
+
+
+class UnknownModel(Unknown):
+    """No model of this name is served."""
+
+    slug = "model-not-found"
+    noun = "model"
+    known_as = "Loaded"
+
+
+class UnknownVersion(Unknown):
+    """The model is served, but not in this version."""
+
+    slug = "version-not-found"
+    noun = "model version"
+    known_as = "Versions"
+
+
+class UnknownApplication(Unknown):
+    """No application of this name is registered."""
+
+    slug = "application-not-found"
+    noun = "application"
+    known_as = "Applications"
+
+
+class AlreadyExists(ClipperError):
+    """The name, or name and version, is taken, and what is registered does not change."""
+
+    rest_status = 409
+    grpc_code = "ALREADY_EXISTS"
+    slug = "already-exists"
+
+
+class TypeConflict(ClipperError, TypeError):
+    """Two things that are to work together have different input types."""
+
+    rest_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "type-conflict"
+
+
+class StillLinked(ClipperError):
+    """A model that an application still asks cannot be retired."""
+
+    rest_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "still-linked"
+
+
+# -- how a query can end without a prediction
+
+
+class Overloaded(ClipperError):
+    """A queue or table is full. `retry_after_s`: seconds after which another try may succeed."""
+
+    rest_status = 429
+    grpc_code = "RESOURCE_EXHAUSTED"
+    slug = "overloaded"
+
+    def __init__(self, message: str = "", *, hint: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class OutOfMemory(ClipperError, MemoryError):
+    """An allocation failed; the query was refused and nothing else is touched."""
+
+    rest_status = 503
+    grpc_code = "RESOURCE_EXHAUSTED"
+    slug = "out-of-memory"
+
+
+class DeadlineExceeded(ClipperError, TimeoutError):
+    """The deadline passed, or could not be kept any more, and there is no default answer."""
+
+    rest_status = 504
+    grpc_code = "DEADLINE_EXCEEDED"
+    slug = "deadline-exceeded"
+
+
+class NoReplica(ClipperError):
+    """No container runs this model now."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "no-replica"
+
+
+class ReplicaLost(ClipperError, ConnectionError):
+    """The container died or went silent while it had the query."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "replica-lost"
+
+
+class ModelFailed(ClipperError):
+    """The model raised. `traceback` is the user's own, as the container sent it (empty when it sent none)."""
+
+    slug = "model-failed"
+
+    def __init__(self, message: str = "", *, hint: str = "", traceback: str = "") -> None:
+        super().__init__(message, hint=hint)
+        start = message.find("Traceback (most recent call last):")
+        self.traceback = traceback or (message[start:] if start >= 0 else "")
+
+
+class BadOutput(ClipperError):
+    """The model returned too few or too many outputs, or outputs of the wrong type."""
+
+    slug = "bad-output"
+
+
+class Cancelled(ClipperError, concurrent.futures.CancelledError):
+    """The caller cancelled the query."""
+
+    rest_status = 499
+    grpc_code = "CANCELLED"
+    slug = "cancelled"
+
+
+class ShuttingDown(ClipperError):
+    """The server is closing: it takes nothing new."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "shutting-down"
+
+
+class ForkedProcess(ClipperError):
+    """The call was made in a child of fork(), where the server's threads and connections do not exist."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "forked-process"
+
+
+# -- what failed around a query
+
+
+class StoreError(ClipperError):
+    """The store cannot be read or written; the message names it."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "store"
+
+
+class StoreConflict(StoreError):
+    """Somebody else changed the record since it was read: read again and decide again."""
+
+    rest_status = 409
+    grpc_code = "ABORTED"
+    slug = "store-conflict"
+
+
+class DeployFailed(ClipperError):
+    """A container did not come up; the message ends with its last log lines."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "deploy-failed"
+
+
+class AddressInUse(ClipperError, OSError):
+    """Another process listens at this address."""
+
+    slug = "address-in-use"
+    grpc_code = "UNAVAILABLE"
+    rest_status = 503

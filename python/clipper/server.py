@@ -1,0 +1,472 @@
+"""ClipperServer: one node, built from a Config. The only place where objects meet."""
+
+import atexit
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import msgspec
+
+from clipper.catalog import Catalog, View
+from clipper.config import Config, ServerSettings, merge_batching
+from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent
+from clipper.deploy.package import Package, pack
+from clipper.deploy.process import ProcessDeployer, RestartPolicy
+from clipper.errors import ClipperError, DeployFailed, InvalidInput, ShuttingDown, UnknownApplication, UnknownModel
+from clipper.selection import policy_named
+from clipper.serving.address import listen
+from clipper.serving.application import ApplicationHandle, slo_in_us
+from clipper.serving.containers import Containers, Hello, Seat
+from clipper.serving.dispatch import Dispatch
+from clipper.serving.models import Running, RunningModels, row_shape
+from clipper.serving.processor import Question, predict
+from clipper.state_dir import StateDir
+from clipper.store import open_store
+from clipper.types import Application, Batching, InputType, Model, PredictionRequest, VersionedModel
+from clipper_core.engine import Engine
+from clipper_core.future import Future
+from clipper_core.model import Model as CoreModel
+
+_log = logging.getLogger(__name__)
+_QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
+_DRAIN_POLL_S = 0.002
+
+
+class ClipperServer:
+    """One serving node. Threads: any. Use it in a `with` block, or call close().
+
+    Answers queries by their own deadline from models in processes of their own. Build one with `clipper.start()`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._pid = os.getpid()
+        self._closed = False
+        self._dir = StateDir(config.server.state)
+        self._store = open_store(config.server.state, config.limits.state_bytes_max)
+        self.catalog = Catalog(self._store)
+        self._engine = _engine_of(config)
+        self._dispatch = Dispatch(self._engine)
+        self._running = RunningModels(self._engine, config.limits)
+        self._token = config.server.token or secrets.token_urlsafe(24)
+        self._containers = Containers(
+            self._engine, self._token, config.server.heartbeat_ms, config.limits.frame_bytes_max, self._seat_of
+        )
+        self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
+        self._failures: dict[VersionedModel, str] = {}
+        self._questions: dict[str, Question] = {}
+        self._candidates: dict[tuple[Any, ...], Question] = {}
+        self._node = secrets.token_hex(4)
+        self.cache = Cache(self)
+
+    # -- life
+
+    def start(self) -> Self:
+        """Listen, bring back what the catalog knows, then what the config declares."""
+        try:
+            self._listener = listen(self.config.server.address, self._dir.run)
+            self._dispatch.loop.listen(self._listener.fd)
+            self._dispatch.start()
+            self._containers.start()
+            self._end_following = self.catalog.on_change(self._resolve)
+            for model in self.catalog.models():
+                self._running.ensure(model)
+                self._start_replicas(model)
+            self._resolve(self.catalog.view)
+            self._declare()
+        except BaseException:
+            self.close(drain_s=0)
+            raise
+        atexit.register(self.close)
+        return self
+
+    def close(self, drain_s: float | None = None) -> None:
+        """Refuse new queries, let those in flight finish for `drain_s` seconds, end the rest, stop all. Idempotent."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._engine.refuse_new()
+        until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
+        while self._engine.delivery.issued != self._engine.delivery.answered and time.monotonic() < until:
+            time.sleep(_DRAIN_POLL_S)
+        self._deployer.close()
+        self._dispatch.stop()
+        self._containers.stop()
+        self.catalog.close()
+        self._store.close()
+        if hasattr(self, "_listener"):
+            self._listener.remove()
+        self._dir.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """Where containers dial in: `unix:/path` or `tcp:host:port`."""
+        return self._listener.connect
+
+    @property
+    def token(self) -> str:
+        """What a container started elsewhere needs in CLIPPER_TOKEN."""
+        return self._token
+
+    # -- models
+
+    def deploy(
+        self,
+        name: str,
+        model: Any,
+        *,
+        version: int | None = None,
+        replicas: int | None = None,
+        input: str | InputType | None = None,
+        output: str = "any",
+        batching: str | Mapping[str, Any] | Batching | None = None,
+        cache: bool = True,
+        finite: bool = False,
+        retry_singly: bool = False,
+        row_by_row: bool = False,
+        code: Sequence[str] = (),
+        wait: bool = True,
+    ) -> CoreModel:
+        """Deploy a function, a bound method, a scikit-learn estimator, a `clipper_container.Model`, or "module:attribute".
+
+        It runs in `replicas` processes of its own and takes a batch: an array of shape (n, *row), or a list of str or bytes;
+        with `row_by_row`, one input at a time. input: `f64[64]`, `str`, `i32[*]`, ...; taken from the estimator, or from
+        the first query, when not given. finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its
+        rows one by one. code: folders or files the model imports. wait: until every replica is connected; the version
+        becomes the latest only then.
+        Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
+        """
+        self._check_open()
+        record, package = self._record(name, model, version, code, input)
+        record = _replace(
+            record,
+            output=str(InputType.parse(output)),
+            replicas=1 if replicas is None else replicas,
+            batching=merge_batching(self.config.batching, batching),
+            cache=cache,
+            finite=finite,
+            retry_singly=retry_singly,
+            row_by_row=row_by_row,
+            code=package.code,
+        )
+        running = self._running.ensure(record)
+        try:
+            self._start_replicas(record)
+            if wait and record.replicas:
+                self._await_replicas(record)
+            self.catalog.register(record)
+        except BaseException:
+            self._deployer.stop(record.name, record.version)
+            self._running.forget(record.id)
+            raise
+        return running.core
+
+    def model(self, name: str | VersionedModel) -> CoreModel:
+        """A model's own handle: predict(x), predict_many(rows), put(x, output). The latest version when none is named."""
+        return self._running_of(self.catalog.view.model(name)).core
+
+    def scale(self, name: str | VersionedModel, replicas: int) -> None:
+        """Start or stop containers until `replicas` of a version run."""
+        self._check_open()
+        before = self.catalog.view.model(name)
+        after = self.catalog.set_replicas(before.id, replicas)
+        self._running.ensure(after)
+        for number in range(replicas, before.replicas):
+            self._containers.drain(after.id, number)
+            self._deployer.stop(after.name, after.version, number)
+        self._start_replicas(after)
+
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
+        """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
+        model = self.catalog.retire_model(name, force=force)
+        self._containers.drain(model.id)
+        self._deployer.stop(model.name, model.version)
+        self._running.forget(model.id)
+
+    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
+        """The last lines a container wrote."""
+        model = self.catalog.view.model(name)
+        try:
+            return self._deployer.logs(model.name, model.version, replica)
+        except KeyError:
+            raise UnknownModel(f"no container {model.id}/{replica} was started here.") from None
+
+    # -- applications
+
+    def app(
+        self,
+        name: str,
+        models: Sequence[str | VersionedModel] | None = None,
+        **settings: Any,
+    ) -> ApplicationHandle:
+        """An application: made, or changed, when settings are given; else the one of that name.
+
+        models: linked models, `svm` or `svm:3`.  settings: slo_ms, default, policy ("single", "ensemble"), confidence_min,
+        input. Raises UnknownModel, TypeConflict, InvalidInput.
+        """
+        self._check_open()
+        if "policy" in settings:
+            policy_named(settings["policy"])
+        if models is not None:
+            settings["models"] = tuple(models)
+        if "slo_ms" in settings:
+            slo_in_us(settings["slo_ms"], self.config.limits.slo_ms_max)
+        if name not in self.catalog.view.applications and not settings:
+            raise UnknownApplication.named(name, self.catalog.view.applications)
+        if name in self.catalog.view.applications:
+            if settings:
+                self.catalog.update_application(name, **settings)
+        else:
+            self.catalog.register_application(name, settings.pop("models", ()), **settings)
+        return ApplicationHandle(name, self._question, self.config.limits.slo_ms_max)
+
+    def schedule_prediction(self, request: PredictionRequest) -> Future:
+        """Schedule one query; -> the Future of an Answer, at once. See PredictionRequest."""
+        if request.application is not None and not request.candidate_models:
+            question = self._question(request.application)
+        else:
+            question = self._question_for(request)
+        slo_us = question.slo_us
+        if request.slo_ms is not None:
+            slo_us = slo_in_us(request.slo_ms, self.config.limits.slo_ms_max)
+        return predict(question, request.input, request.user, slo_us, request.salt)
+
+    # -- looking in
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges now: `models` by `name:version` (with their replicas), `cache`, `issued`, `answered`, `loop`."""
+        snapshot = self._engine.snapshot()
+        by_index = {model["index"]: model for model in snapshot["models"]}
+        models = {}
+        for running in self._running:
+            counters = by_index[running.core.index]
+            models[str(running.model.id)] = {**counters, "replicas": self._replica_stats(running)}
+        return {**snapshot, "models": models, "loop": self._dispatch.loop.snapshot()}
+
+    def _replica_stats(self, running: Running) -> list[dict[str, Any]]:
+        connected = {}
+        for replica in self._containers.of(running.model.id):
+            batcher = self._engine.replica(replica.conn)
+            if batcher is not None:
+                connected[replica.hello.replica] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
+        for status in self._deployer.list():
+            if (status.name, status.version) == (running.model.name, running.model.version):
+                row = connected.setdefault(status.replica, {"number": status.replica, "state": str(status.state)})
+                row |= {"pid": status.pid, "restart_count": status.restart_count, "detail": status.detail}
+        return [connected[number] for number in sorted(connected)]
+
+    # -- inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDown("this server is closed.", hint="Start another with clipper.start().")
+
+    def _record(
+        self, name: str, model: Any, version: int | None, code: Sequence[str], input: str | InputType | None
+    ) -> tuple[Model, Package]:
+        chosen = version or self._next_version(name)
+        package = pack(model, name, chosen, self._dir.models, code)
+        try:
+            type_ = InputType.parse(input or package.input or "any")
+        except ValueError as error:
+            raise InvalidInput(str(error)) from None
+        record = Model(name, chosen, type_, target=package.target, sha256=package.sha256)
+        if record.id in self._running.ids():
+            self.catalog.refuse_existing(record.id)
+        return record, package
+
+    def _next_version(self, name: str) -> int:
+        taken = [model.version for model in self.catalog.view.versions.get(name, ())]
+        taken += [id_.version or 0 for id_ in self._running.ids() if id_.name == name]
+        return max(taken, default=0) + 1
+
+    def _start_replicas(self, model: Model) -> None:
+        self._failures.pop(model.id, None)
+        if not model.target:
+            return
+        alive = {(s.name, s.version, s.replica) for s in self._deployer.list() if s.state not in ("stopped", "failed")}
+        spec = self._spec(model)
+        for number in range(model.replicas):
+            if (model.name, model.version, number) not in alive:
+                self._deployer.start(spec, number)
+
+    def _spec(self, model: Model) -> ContainerSpec:
+        cores = os.cpu_count() or 1
+        return ContainerSpec(
+            name=model.name,
+            version=model.version,
+            target=model.target,
+            sha256=model.sha256,
+            input=str(model.input),
+            output=model.output,
+            connect=self.address,
+            token=self._token,
+            threads=self.config.server.model_threads or max(1, cores // max(1, model.replicas)),
+            retry_singly=model.retry_singly,
+            row_by_row=model.row_by_row,
+            pad=model.batching.size_max if model.batching.pad else 0,
+            code=model.code,
+        )
+
+    def _await_replicas(self, model: Model) -> None:
+        until = time.monotonic() + self.config.server.load_s
+        while not self._containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic()))):
+            if failure := self._failures.get(model.id):
+                raise DeployFailed(failure)
+            if time.monotonic() >= until:
+                lines = "\n".join(self._deployer.logs(model.name, model.version, 0)[-20:])
+                raise DeployFailed(
+                    f"model '{model.id}' did not connect within {self.config.server.load_s:g} s. Its last lines:\n{lines}",
+                    hint="Raise server.load_s if it is slow to load.",
+                )
+            self._check_open()
+
+    def _on_replica(self, event: ReplicaEvent) -> None:
+        level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
+        _log.log(level, "container %s:%d/%d %s %s", event.name, event.version, event.replica, event.kind, event.detail)
+        if event.kind is EventKind.FAILED:
+            lines = "\n".join(event.log_tail)
+            id_ = VersionedModel(event.name, event.version)
+            self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
+            self._containers.notify()
+
+    def _seat_of(self, hello: Hello) -> Seat:
+        running = self._running.get(hello.id)
+        if running is None:
+            running = self._admit(hello)
+        elif running.core.describe_input() == "any" and hello.input != "any":
+            running.core.settle(*_row_type(InputType.parse(hello.input)))
+        return self._running.seat(running)
+
+    def _admit(self, hello: Hello) -> Running:
+        """A container that was started elsewhere, with a model of its own: the model is added (MISSION A5)."""
+        known = self.catalog.view.versions.get(hello.name, ())
+        if any(model.version == hello.version for model in known):
+            raise InvalidInput(f"model '{hello.id}' was retired.", hint="Start the container with a new version.")
+        record = Model(hello.name, hello.version, InputType.parse(hello.input), hello.output, replicas=0,
+                       batching=self.config.batching)  # fmt: skip
+        running = self._running.ensure(record)
+        self.catalog.register(record)
+        return running
+
+    def _running_of(self, model: Model) -> Running:
+        return self._running.get(model.id) or self._running.ensure(model)
+
+    def _declare(self) -> None:
+        """Models and applications of the config that the catalog does not have yet."""
+        for name, wanted in self.config.models.items():
+            if name not in self.catalog.view.versions:
+                self.deploy(name, wanted.target, replicas=wanted.replicas, input=wanted.input or None, wait=False,
+                            batching=wanted.batching, cache=wanted.cache, retry_singly=wanted.retry_singly)  # fmt: skip
+        for name, app in self.config.apps.items():
+            self.app(name, app.models, slo_ms=app.slo_ms, default=app.default, policy=app.policy,
+                     confidence_min=app.confidence_min, **({"input": app.input} if app.input else {}))  # fmt: skip
+
+    # -- questions: applications resolved to running models
+
+    def _question(self, name: str) -> Question:
+        try:
+            return self._questions[name]
+        except KeyError:
+            raise UnknownApplication.named(str(name), self._questions) from None
+
+    def _resolve(self, view: View) -> None:
+        for model in view.models():
+            self._running.ensure(model)
+        self._questions = {name: self._question_of(view, app) for name, app in view.applications.items()}
+        self._candidates = {}
+
+    def _question_of(self, view: View, app: Application) -> Question:
+        models = []
+        for link in app.models:
+            try:
+                models.append(view.model(link))
+            except ClipperError as error:
+                _log.warning("application %r: %s", app.name, error)
+        policy = policy_named(app.policy)
+        ids = tuple(dict.fromkeys(model.id for model in models))
+        cores = {model.id: self._running_of(model).core for model in models}
+        return Question(app.name, ids, cores, policy, policy.init(ids), app.slo_us, app.default, app.confidence_min, self._node)
+
+    def _question_for(self, request: PredictionRequest) -> Question:
+        """The question of a request that names its candidate models itself."""
+        key = (request.application, *map(str, request.candidate_models))
+        question = self._candidates.get(key)
+        if question is not None:
+            return question
+        if not request.candidate_models:
+            raise InvalidInput("a request names an application or candidate models; this one names neither.")
+        base = Application("", slo_ms=1000.0)
+        if request.application is not None:
+            base = self.catalog.view.application(request.application)
+        links = tuple(VersionedModel.parse(model) for model in request.candidate_models)
+        for link in links:
+            self.catalog.view.model(link)
+        question = self._question_of(self.catalog.view, _replace(base, models=links))
+        if len(self._candidates) < _QUESTIONS_MAX:
+            self._candidates[key] = question
+        return question
+
+
+class Cache:
+    """The prediction cache as the design document has it. Threads: any."""
+
+    def __init__(self, server: ClipperServer) -> None:
+        self._server = server
+
+    def fetch(self, model: str | VersionedModel, input: Any, salt: int = 0) -> Future:
+        """A future of the model's prediction for `input`: done when it is cached; else it joins the evaluation in flight, or
+        starts the one there will be."""
+        return self._server.model(model).predict(input, salt=salt)
+
+    def put(self, model: str | VersionedModel, input: Any, output: Any, salt: int = 0) -> None:
+        """Insert a prediction: a number, str, bytes or ndarray."""
+        self._server.model(model).put(input, output, salt)
+
+    def stats(self) -> dict[str, int]:
+        """bytes, entries, evictions."""
+        cache: dict[str, int] = self._server.stats()["cache"]
+        return cache
+
+
+def _replace(record: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(record, **changes)
+
+
+def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:
+    return input.dtype, row_shape(input)
+
+
+def _engine_of(config: Config) -> Engine:
+    limits = config.limits
+    return Engine(
+        cache_bytes_max=limits.cache_bytes_max,
+        tasks_max=limits.tasks_max,
+        queue_bytes_max=limits.queue_bytes_max,
+        frame_bytes_max=limits.frame_bytes_max,
+        rows_max=limits.batch_size_max,
+        output_bytes_max=limits.output_bytes_max,
+        links_max=limits.connections_max,
+        models_max=limits.models_max,
+        heartbeat_ms=config.server.heartbeat_ms,
+        hello_ms=round(config.server.load_s * 1000),
+    )
+
+
+def _restart_policy(server: ServerSettings) -> RestartPolicy:
+    return RestartPolicy(
+        backoff_s_min=server.restart_ms_min / 1000,
+        backoff_s_max=server.restart_ms_max / 1000,
+        exits_max=server.restarts_max,
+        window_s=server.restart_window_s,
+    )

@@ -1,0 +1,215 @@
+"""Containers come and go: who has dialled in, for which model, and who is turned away.
+
+One control thread reads what the engine has to tell. A HELLO is checked here, in Python (token, name, version, types), and
+answered by attaching the connection to its model or by a reason its container prints; the loop thread never waits for it.
+"""
+
+import hmac
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+
+from clipper.errors import ClipperError
+from clipper.types import ANY, Batching, InputType, VersionedModel, check_name
+from clipper_core.batcher import Batching as Mode
+from clipper_core.engine import Engine
+from clipper_core.model import Model as CoreModel
+from clipper_core.scheduler import Notice
+from clipper_core.status import Status
+
+_log = logging.getLogger(__name__)
+_HELLO_BYTES_MAX = 64 << 10
+MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a container says of itself (docs/wire.md, HELLO)."""
+
+    name: str
+    version: int = 1
+    replica: int = 0
+    input: str = "any"
+    output: str = "any"
+    batch_max: int = 0
+    protocol: int = 2
+    token: str = ""
+    pid: int = 0
+    sdk: str = ""
+
+    @property
+    def id(self) -> VersionedModel:
+        return VersionedModel(self.name, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A container that is connected: its connection and what it said."""
+
+    conn: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a container's model is served: what `find` answers for a HELLO."""
+
+    model: CoreModel
+    input: InputType
+    output: InputType
+    batching: Batching
+
+
+class Refused(Exception):
+    """A container that is not let in; the text is what it prints."""
+
+
+class Containers:
+    """Threads: any. `find(hello)` gives the seat of a model or raises ClipperError; `changed(id)` hears of comings and goings."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        token: str,
+        heartbeat_ms: int,
+        frame_bytes_max: int,
+        find: Callable[[Hello], Seat],
+        changed: Callable[[VersionedModel], None] = lambda _: None,
+    ) -> None:
+        self._engine = engine
+        self._token = token.encode()
+        self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max}
+        self._find = find
+        self._changed = changed
+        self._replicas: dict[int, Replica] = {}
+        self._arrival = threading.Condition()
+        self._stopping = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread.is_alive():
+            self._thread.join()
+        os.close(self._wake)
+
+    def of(self, model: VersionedModel) -> list[Replica]:
+        """The connected replicas of a model version."""
+        return [replica for replica in tuple(self._replicas.values()) if replica.hello.id == model]
+
+    def wait_for(self, model: VersionedModel, count: int, timeout_s: float) -> bool:
+        """Wait until `count` replicas of `model` are connected; False when the time is over first."""
+        with self._arrival:
+            return self._arrival.wait_for(lambda: len(self.of(model)) >= count or self._stopping, timeout_s)
+
+    def notify(self) -> None:
+        """Let those who wait look again."""
+        with self._arrival:
+            self._arrival.notify_all()
+
+    def drain(self, model: VersionedModel, replica: int | None = None) -> None:
+        """No new batches to the replicas of a model (or to one of them); goodbye after their last reply."""
+        for one in self.of(model):
+            if replica is None or one.hello.replica == replica:
+                self._engine.drain(one.conn)
+
+    # -- the control thread
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._engine.news_fd, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while not self._stopping:
+            poll.poll()
+            for kind, conn, _, status, data in self._engine.news():
+                try:
+                    self._hear(kind, conn, status, data)
+                except Exception:  # news of one container must not stop the news of all
+                    _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
+
+    def _hear(self, kind: Notice, conn: int, status: Status, data: bytes) -> None:
+        if kind is Notice.SAID_HELLO:
+            self._greet(conn, data)
+        elif kind is Notice.GONE:
+            self._gone(conn, status)
+        elif kind is Notice.TURNED_AWAY:
+            _log.warning("a container was turned away: limits.connections_max is reached")
+
+    def _greet(self, conn: int, data: bytes) -> None:
+        try:
+            hello = self._read(data)
+            seat = self._seat(hello)
+        except Refused as refusal:
+            _log.warning("a container was refused: %s", refusal)
+            self._engine.refuse(conn, str(refusal))
+            return
+        self._attach(conn, hello, seat)
+        with self._arrival:
+            self._replicas[conn] = Replica(conn, hello)
+            self._arrival.notify_all()
+        _log.info("container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid)
+        self._changed(hello.id)
+
+    def _read(self, data: bytes) -> Hello:
+        try:
+            if len(data) > _HELLO_BYTES_MAX:
+                raise ValueError(f"it has {len(data)} bytes")
+            hello = msgspec.convert(msgpack.unpackb(data), Hello)
+            check_name(hello.name, "model")
+        except Exception as error:
+            raise Refused(f"the HELLO cannot be read: {error}") from None
+        if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
+            raise Refused("the token is missing or wrong; start the container with the server's token in CLIPPER_TOKEN")
+        if hello.protocol not in (1, 2):
+            raise Refused(f"this server speaks protocols 1 and 2, not {hello.protocol}; install a matching clipper-container")
+        return hello
+
+    def _seat(self, hello: Hello) -> Seat:
+        try:
+            seat = self._find(hello)
+            given, output = InputType.parse(hello.input), InputType.parse(hello.output)
+        except (ClipperError, ValueError) as error:
+            raise Refused(str(error)) from None
+        if not given.agrees_with(seat.input):
+            raise Refused(f"model '{hello.id}' is registered with input {seat.input}, this container takes {given}")
+        if not output.agrees_with(seat.output):
+            raise Refused(f"model '{hello.id}' is registered with output {seat.output}, this container gives {output}")
+        if hello.protocol == 1 and seat.input is ANY:
+            raise Refused("a container of protocol 1 must state its input type")
+        return seat
+
+    def _attach(self, conn: int, hello: Hello, seat: Seat) -> None:
+        batching = seat.batching
+        size_max = min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
+        self._engine.attach(
+            conn,
+            seat.model.index,
+            msgpack.packb({**self._welcome, "conn": conn, "crc": False}),
+            number=hello.replica,
+            protocol=hello.protocol,
+            mode=MODES[batching.mode],
+            size_max=size_max,
+            step=batching.step,
+            backoff=batching.backoff,
+            delay_us=batching.delay_us,
+            budget_share=batching.budget_share,
+        )
+
+    def _gone(self, conn: int, status: Status) -> None:
+        with self._arrival:
+            replica = self._replicas.pop(conn, None)
+            self._arrival.notify_all()
+        if replica is None:
+            return
+        level = logging.INFO if status in (Status.OK, Status.CLOSED) else logging.WARNING
+        _log.log(level, "container %s/%d is gone (%s)", replica.hello.id, replica.hello.replica, status.name.lower())
+        self._changed(replica.hello.id)

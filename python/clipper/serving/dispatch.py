@@ -1,0 +1,160 @@
+"""The Python face of the core engine: its loop thread, event loops that await its futures, and callbacks.
+
+The loop thread never takes the GIL. An event loop hears of its awaited futures by one readable descriptor per batch of news;
+callbacks run on one thread, started when the first is asked for.
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+from clipper import errors
+from clipper_core.engine import Engine
+from clipper_core.future import Future
+from clipper_core.io_loop import IoLoop
+from clipper_core.mailbox import MailboxReader
+from clipper_core.status import Status, bind_errors
+
+_log = logging.getLogger(__name__)
+
+bind_errors(
+    {
+        Status.FULL: errors.Overloaded,
+        Status.DEADLINE: errors.DeadlineExceeded,
+        Status.DROPPED: errors.DeadlineExceeded,
+        Status.NO_REPLICA: errors.NoReplica,
+        Status.MODEL_ERROR: errors.ModelFailed,
+        Status.BAD_OUTPUT: errors.BadOutput,
+        Status.REPLICA_LOST: errors.ReplicaLost,
+        Status.CLOSED: errors.ShuttingDown,
+        Status.FORKED: errors.ForkedProcess,
+        Status.BAD_INPUT: errors.InvalidInput,
+        Status.BAD_FRAME: errors.FrameError,
+        Status.TOO_LARGE: errors.TooLarge,
+        Status.NO_MEMORY: errors.OutOfMemory,
+    }
+)
+
+_live: "weakref.WeakSet[Dispatch]" = weakref.WeakSet()
+
+
+class Dispatch:
+    """One engine and the threads that serve it. Threads: any."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.loop = IoLoop(engine)
+        self._thread = threading.Thread(target=self.loop.run, name="clipper-loop", daemon=True)
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MailboxReader] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._callbacks: _CallbackThread | None = None
+        self._guard = threading.Lock()
+        engine.delivery.on_await = self._awaited
+        engine.delivery.on_callback = self._call_back
+        _live.add(self)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every open task with CLOSED and join the threads. Idempotent."""
+        self.loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.loop.close_connections()
+        self.engine.finish()
+        with self._guard:
+            callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None:
+            callbacks.stop()
+        self.engine.delivery.on_await = None
+        self.engine.delivery.on_callback = None
+
+    def _awaited(self, future: Future) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = MailboxReader(self.engine.delivery)
+            loop.add_reader(mailbox.fd, _resolve, mailbox)
+        waiter: asyncio.Future[None] = loop.create_future()
+        if not mailbox.add(future, waiter):
+            waiter.set_result(None)
+        return waiter
+
+    def _call_back(self, future: Future, fn: Callable[[Future], object]) -> None:
+        with self._guard:
+            if self._callbacks is None:
+                self._callbacks = _CallbackThread(self.engine)
+            added = self._callbacks.mailbox.add(future, fn)
+        if not added:
+            fn(future)
+
+
+def _resolve(mailbox: MailboxReader) -> None:
+    for _, waiter in mailbox.drain():
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+class _CallbackThread:
+    """Runs done-callbacks, one after another. A callback that raises is logged and harms no other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.mailbox = MailboxReader(engine.delivery)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="clipper-callbacks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self.mailbox.fd, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while not self._stopping:
+            poll.poll()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        for future, fn in self.mailbox.drain():
+            try:
+                fn(future)
+            except Exception:
+                _log.exception("a done-callback of %r raised", future)
+
+    def stop(self) -> None:
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._deliver()
+        os.close(self._wake)
+
+
+def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
+    """The futures, each when it is done, first come first served. TimeoutError when `timeout` seconds are over first."""
+    done: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    waiting = list(futures)
+    for future in waiting:
+        future.add_done_callback(done.put)
+    until = None if timeout is None else time.monotonic() + timeout
+    for _ in waiting:
+        try:
+            yield done.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(f"not all of {len(waiting)} futures were done within {timeout} s") from None
+
+
+def _dead_after_fork() -> None:
+    """A fork has no loop thread: everything in flight, and every later call, ends with ForkedProcess."""
+    for dispatch in list(_live):
+        dispatch.engine.kill(Status.FORKED)
+
+
+os.register_at_fork(after_in_child=_dead_after_fork)

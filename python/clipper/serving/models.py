@@ -1,0 +1,95 @@
+"""The model versions that this node serves: each a record of the catalog beside its queue in the engine."""
+
+import itertools
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clipper.config import Limits
+from clipper.serving.containers import Seat
+from clipper.types import InputType, Model, VersionedModel
+from clipper_core.engine import Engine
+from clipper_core.model import Model as CoreModel
+
+_MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    model: Model
+    core: CoreModel
+
+
+class RunningModels:
+    """Threads: any."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._uids = itertools.count(1)
+        self._guard = threading.Lock()
+        self._running: dict[VersionedModel, Running] = {}
+
+    def __iter__(self) -> "Iterable[Running]":  # type: ignore[override]
+        return iter(tuple(self._running.values()))
+
+    def get(self, wanted: VersionedModel) -> Running | None:
+        return self._running.get(wanted)
+
+    def ids(self) -> set[VersionedModel]:
+        return set(self._running)
+
+    def ensure(self, model: Model) -> Running:
+        """The running model for a record; made when it is new."""
+        with self._guard:
+            running = self._running.get(model.id)
+            if running is None:
+                running = self._running[model.id] = Running(model, self._make(model))
+            elif running.model != model:
+                running = self._running[model.id] = Running(model, running.core)
+            return running
+
+    def forget(self, wanted: VersionedModel) -> None:
+        """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
+        with self._guard:
+            self._running.pop(wanted, None)
+
+    def _make(self, model: Model) -> CoreModel:
+        output = InputType.parse(model.output)
+        core = CoreModel(
+            self._engine,
+            str(model.id),
+            next(self._uids),
+            model.input.dtype,
+            row_shape(model.input),
+            slo_us=_MODEL_SLO_US,
+            cached=model.cache,
+            finite=model.finite,
+            lane_rows=self._limits.queue_rows_max,
+            lane_bytes_max=self._limits.queue_bytes_max,
+            output="" if output.dtype == "any" else output.dtype,
+            output_shape=None if output.variable or output.dtype == "any" else output.shape,
+        )
+        core.on_untyped = _infer
+        return core
+
+    def seat(self, running: Running) -> Seat:
+        return Seat(
+            running.core,
+            InputType.parse(running.core.describe_input()),
+            InputType.parse(running.model.output),
+            running.model.batching,
+        )
+
+
+def row_shape(input: InputType) -> tuple[int, ...]:
+    """The engine's notation of a row's shape: (-1,) when numeric rows have lengths of their own."""
+    if input.variable and input.dtype not in ("str", "bytes"):
+        return (-1,)
+    return input.shape
+
+
+def _infer(value: object) -> tuple[str, tuple[int, ...]]:
+    """The type of a model that nobody stated: that of its first input."""
+    found = InputType.infer(value)
+    return found.dtype, row_shape(found)

@@ -1,0 +1,113 @@
+"""The life of a query: which models to ask, by when, and what to make of what they said.
+
+Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on the caller's thread and returns at once; `finish`
+runs when somebody asks the future for its result, on that thread.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from clipper.selection import Policy, Prediction
+from clipper.types import Answer, VersionedModel
+from clipper_core.future import Future
+from clipper_core.model import Model as CoreModel
+from clipper_core.model import predict_all
+from clipper_core.status import Status
+
+
+class Question(msgspec.Struct, frozen=True, eq=False):
+    """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
+
+    models: resolved versions, in link order.  cores: the engine's models, alike.  state: the policy's.
+    """
+
+    name: str
+    models: tuple[VersionedModel, ...]
+    cores: dict[VersionedModel, CoreModel]
+    policy: Policy
+    state: Any
+    slo_us: int
+    default: Any = None
+    confidence_min: float = 0.0
+    node: str = ""
+
+
+class Asked(msgspec.Struct, frozen=True, eq=False):
+    """What a query remembers until its answer: `Future.extra`."""
+
+    question: Question
+    selected: tuple[VersionedModel, ...]
+
+
+def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
+    """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape."""
+    selected = question.policy.select(question.state, user, question.models)
+    asked = Asked(question, selected)
+    cores = question.cores
+    return predict_all(tuple(cores[model] for model in selected), x, slo_us, salt, finish, asked)
+
+
+def finish(future: Future) -> Answer:
+    """Combine what arrived; the default, with its reason, when nothing did or it is not sure enough."""
+    asked: Asked = future.extra
+    question = asked.question
+    arrived: dict[VersionedModel, Prediction] = {}
+    missing: list[VersionedModel] = []
+    for i, model in enumerate(asked.selected):
+        if future.status(i) is Status.OK:
+            arrived[model] = Prediction(future.output(i), future.confidence(i))
+        else:
+            missing.append(model)
+    combined = question.policy.combine(question.state, arrived, missing)
+    reason = ""
+    if not combined.used:
+        reason = _why_nothing(future, asked, arrived)
+    elif combined.confidence < question.confidence_min:
+        reason = f"confidence {combined.confidence:.2f} is below the application's {question.confidence_min:.2f}"
+    return Answer(
+        output=question.default if reason else combined.output,
+        confidence=combined.confidence,
+        is_default=bool(reason),
+        reason=reason,
+        models=combined.used,
+        missing=tuple(missing),
+        latency_us=future.latency_us,
+        id=f"{question.node}-{future.id:x}",
+    )
+
+
+def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Prediction]) -> str:
+    if arrived:
+        return f"the output of {', '.join(map(str, arrived))} is not a finite value"
+    whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.selected)]
+    return "; ".join(dict.fromkeys(whys)) or f"application {asked.question.name!r} links no model"
+
+
+_WHYS: dict[Status, Callable[[str], str]] = {
+    Status.FULL: lambda model: f"the queue of {model} is full",
+    Status.DEADLINE: lambda model: f"{model} did not answer by the deadline",
+    Status.DROPPED: lambda model: f"{model} could not have answered by the deadline any more",
+    Status.NO_REPLICA: lambda model: f"no container of {model} is connected",
+    Status.BAD_OUTPUT: lambda model: f"{model} returned a wrong count, type or shape",
+    Status.REPLICA_LOST: lambda model: f"the container of {model} died with the query",
+    Status.CANCELLED: lambda model: "the query was cancelled",
+    Status.CLOSED: lambda model: "the server is shutting down",
+    Status.FORKED: lambda model: "this process is a fork; start a server of its own",
+    Status.TOO_LARGE: lambda model: f"the input of {model} is larger than a frame may be",
+}
+
+
+def why(status: Status, model: VersionedModel, detail: str) -> str:
+    """Why a task of `model` has no prediction, in one line for a person."""
+    if status is Status.MODEL_ERROR:
+        return f"{model} failed: {last_line(detail)}"
+    describe = _WHYS.get(status)
+    return describe(str(model)) if describe else f"{model}: {status.name.lower()}"
+
+
+def last_line(text: str) -> str:
+    """The last line of a traceback: the error itself."""
+    lines: Sequence[str] = text.strip().splitlines()
+    return lines[-1][:500] if lines else "no reason given"

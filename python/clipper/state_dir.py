@@ -1,0 +1,69 @@
+"""The folder of one server: its lock, the files of its models, and a private place for sockets."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from clipper.errors import AlreadyExists, ConfigError
+
+
+class StateDir:
+    """`state` names a folder, `sqlite:FILE` (then its folder), or nothing: then all is temporary.
+
+    models: where packed models are kept.  run: a fresh private folder for sockets, removed at the end.
+    """
+
+    def __init__(self, state: str) -> None:
+        self._lock = -1
+        self.run = Path(tempfile.mkdtemp(prefix="clipper-"))
+        folder = _folder_of(state)
+        try:
+            if folder is not None:
+                _make(folder)
+                self._lock = _locked(folder)
+        except BaseException:
+            shutil.rmtree(self.run, ignore_errors=True)
+            raise
+        self.models = (folder or self.run) / "models"
+
+    def close(self) -> None:
+        shutil.rmtree(self.run, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _folder_of(state: str) -> Path | None:
+    if state in ("", "memory", "memory://"):
+        return None
+    kind, colon, rest = state.partition(":")
+    if kind == "sqlite" and colon:
+        return Path(rest.removeprefix("//")).absolute().parent
+    return Path(state).absolute()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}.", hint="Choose another.") from None
+
+
+def _locked(folder: Path) -> int:
+    """One server a folder: two would start every container twice."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            holder = os.pread(fd, 32, 0).decode().strip()
+        os.close(fd)
+        who = f"process {holder}" if holder else "another server"
+        raise AlreadyExists(f"the state folder {folder} is in use by {who}.", hint="Stop it, or choose another.") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

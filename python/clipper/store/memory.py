@@ -1,0 +1,176 @@
+"""The store of one process: a dict, its sorted keys, and a ring of the last changes, under one lock."""
+
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import monotonic
+
+from clipper.store.store import (
+    EVENTS_MAX,
+    Compare,
+    Delete,
+    Event,
+    Get,
+    Op,
+    Put,
+    Record,
+    Store,
+    TxnResult,
+    Watch,
+    check_txn,
+    closed_error,
+)
+
+
+class MemoryStore(Store):
+    """Nothing survives the process. Threads: any."""
+
+    name = "memory://"
+
+    def __init__(self, events_max: int = EVENTS_MAX) -> None:
+        self._records: dict[str, Record] = {}
+        self._keys: list[str] = []
+        self._revision = 0
+        self._events: deque[Event] = deque()
+        self._events_max = events_max
+        self._forgotten = 0  # changes up to this revision are no longer in _events
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def get(self, key: str) -> Record | None:
+        with self._changed:
+            self._check_open()
+            return self._records.get(key)
+
+    def range(self, prefix: str) -> tuple[list[Record], int]:
+        with self._changed:
+            self._check_open()
+            found = []
+            for at in range(bisect_left(self._keys, prefix), len(self._keys)):
+                if not self._keys[at].startswith(prefix):
+                    break
+                found.append(self._records[self._keys[at]])
+            return found, self._revision
+
+    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+        check_txn(compares, then, orelse)
+        with self._changed:
+            self._check_open()
+            ok = all(compare.holds(self._records.get(compare.key)) for compare in compares)
+            ops = then if ok else orelse
+            found = {op.key: self._records.get(op.key) for op in ops if isinstance(op, Get)}
+            revision = self._revision + 1
+            results = tuple(found[op.key] if isinstance(op, Get) else self._write(op, revision) for op in ops)
+            if self._events and self._events[-1].revision == revision:
+                self._revision = revision
+                self._forget()
+                self._changed.notify_all()
+            return TxnResult(ok, results, self._revision)
+
+    def _write(self, op: Put | Delete, revision: int) -> Record | None:
+        old = self._records.get(op.key)
+        if isinstance(op, Put):
+            created, version = (old.created_revision, old.version + 1) if old else (revision, 1)
+            new = self._records[op.key] = Record(op.key, op.value, revision, created, version)
+            if old is None:
+                insort(self._keys, op.key)
+            self._events.append(Event("PUT", revision, op.key, new))
+            return new
+        if old is not None:
+            del self._records[op.key]
+            del self._keys[bisect_left(self._keys, op.key)]
+            self._events.append(Event("DELETE", revision, op.key))
+        return old
+
+    def _forget(self) -> None:
+        """Drop the oldest changes, whole revisions at a time, but never the newest."""
+        while len(self._events) > self._events_max:
+            oldest = self._events[0].revision
+            if oldest == self._revision:
+                return
+            while self._events[0].revision == oldest:
+                self._events.popleft()
+            self._forgotten = oldest
+
+    def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        with self._changed:
+            self._check_open()
+            return _MemoryWatch(self, prefix, self._revision if from_revision is None else from_revision)
+
+    @property
+    def revision(self) -> int:
+        with self._changed:
+            self._check_open()
+            return self._revision
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise closed_error(self.name)
+
+
+class _MemoryWatch:
+    """A cursor over the store's ring: it takes what is there when asked, so a slow reader costs the store nothing."""
+
+    def __init__(self, store: MemoryStore, prefix: str, cursor: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._cursor = cursor  # changes up to this revision have been taken
+        self._synced = False
+        self._ready: deque[Event] = deque()
+        self._closed = False
+
+    def next(self, timeout_s: float | None = None) -> Event | None:
+        give_up = None if timeout_s is None else monotonic() + timeout_s
+        with self._store._changed:
+            while not self.closed:
+                self._collect()
+                if self._ready:
+                    return self._ready.popleft()
+                left = None if give_up is None else give_up - monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._store._changed.wait(left)
+        return None
+
+    def _collect(self) -> None:
+        if self._ready:
+            return
+        store = self._store
+        if self._cursor < store._forgotten or self._cursor > store._revision:
+            self._ready.append(Event("RESET", store._revision))
+        elif self._cursor < store._revision:
+            self._ready.extend(e for e in _after(store._events, self._cursor) if e.key.startswith(self._prefix))
+        self._cursor = store._revision
+        if not self._synced:
+            self._synced = True
+            self._ready.append(Event("SYNC", store._revision))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._store._closed
+
+    def close(self) -> None:
+        with self._store._changed:
+            self._closed = True
+            self._store._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.next()) is not None:
+            yield event
+
+
+def _after(events: deque[Event], revision: int) -> list[Event]:
+    """The events after `revision`, oldest first; looks from the newest back, for a watch is seldom far behind."""
+    found: list[Event] = []
+    for event in reversed(events):
+        if event.revision <= revision:
+            break
+        found.append(event)
+    found.reverse()
+    return found

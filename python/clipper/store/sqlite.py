@@ -1,0 +1,371 @@
+"""The store of one host: a SQLite file that several processes share and that survives kill -9 and power cuts.
+
+WAL with synchronous=FULL: a write is on disk when it returns, readers never wait for writers. What is written here is
+little (the catalog), so an fsync a change is the right price; `durable=False` gives the last changes before a power cut
+away for speed (kill -9 still loses nothing). Two connections: this process's writers queue at one lock, its readers at
+another. A watch is a cursor over the event table. Writers in this process wake it; for other processes it looks at
+SQLite's `data_version` (a few microseconds) twenty times a second.
+"""
+
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+from zlib import crc32
+
+from clipper.errors import ForkedProcess, StoreError
+from clipper.store.store import (
+    EVENTS_MAX,
+    Compare,
+    Delete,
+    Event,
+    Op,
+    Put,
+    Record,
+    Store,
+    TxnResult,
+    Watch,
+    check_key,
+    check_txn,
+    closed_error,
+)
+
+_APPLICATION_ID = 0x434C5053  # "CLPS"
+_FORMAT = 1
+_QUICK_CHECK_BYTES_MAX = 64 << 20  # above this a check at every start would take longer than it is worth
+_POLL_S = 0.05
+_SCHEMA = """
+create table if not exists kv (
+    key blob primary key, value blob not null, crc integer not null,
+    revision integer not null, created integer not null, version integer not null) without rowid;
+create table if not exists event (
+    id integer primary key autoincrement, revision integer not null, key blob not null,
+    value blob, created integer not null, version integer not null);
+create index if not exists event_revision on event (revision);
+create table if not exists meta (name text primary key, value integer not null) without rowid;
+insert or ignore into meta values ('revision', 0), ('forgotten', 0);
+"""
+_SELECT = "select key, value, crc, revision, created, version from kv"
+
+
+class SqliteStore(Store):
+    """`path`: the file; its folder is made when missing. Threads: any. Processes: any on this host; not across a fork.
+
+    bytes_max: bound of the file, 0 for none.  busy_s: how long a write waits for other processes' writes.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durable: bool = True,
+        events_max: int = EVENTS_MAX,
+        bytes_max: int = 0,
+        busy_s: float = 10.0,
+    ) -> None:
+        self.path = Path(path)
+        self.name = f"sqlite:{self.path}"
+        self._events_max = events_max
+        self._pid = os.getpid()
+        self._closed = False
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._changed = threading.Condition()
+        with self._typed("open"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = self._connect(busy_s)
+            try:
+                self._prepare(durable, bytes_max)
+                self._reader = self._connect(busy_s)
+            except BaseException:
+                self._writer.close()
+                raise
+
+    def _connect(self, busy_s: float) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        connection.execute("pragma trusted_schema = off")
+        return connection
+
+    def _prepare(self, durable: bool, bytes_max: int) -> None:
+        run = self._writer.execute
+        run("begin")
+        owner = run("pragma application_id").fetchone()[0]
+        format_ = run("pragma user_version").fetchone()[0]
+        tables = run("select count(*) from sqlite_master").fetchone()[0]
+        run("rollback")
+        if owner != _APPLICATION_ID and (owner or tables):
+            raise StoreError(f"{self.path} is the SQLite file of another program.", hint="Name another file.")
+        if format_ > _FORMAT:
+            raise StoreError(
+                f"{self.path} has format {format_}, this version of clipper reads up to {_FORMAT}.",
+                hint="Upgrade clipper, or name another file.",
+            )
+        if self.path.stat().st_size <= _QUICK_CHECK_BYTES_MAX:
+            report = run("pragma quick_check(1)").fetchone()[0]
+            if report != "ok":
+                raise self._corrupt(str(report).splitlines()[-1])
+        run("pragma journal_mode = wal")
+        run(f"pragma synchronous = {'full' if durable else 'normal'}")
+        page_bytes = run("pragma page_size").fetchone()[0]
+        run(f"pragma max_page_count = {max(16, bytes_max // page_bytes) if bytes_max else 0xFFFFFFFE}")
+        with self._transaction():
+            for statement in _SCHEMA.split(";"):
+                run(statement)
+            run(f"pragma application_id = {_APPLICATION_ID}")
+            run(f"pragma user_version = {_FORMAT}")
+
+    # -- reading
+
+    def get(self, key: str) -> Record | None:
+        raw = check_key(key)
+        with self._reading() as run:
+            return self._fetch(run, raw)
+
+    def range(self, prefix: str) -> tuple[list[Record], int]:
+        where, args = _starts_with(prefix)
+        with self._reading() as run:
+            run.execute("begin")
+            try:
+                rows = run.execute(f"{_SELECT} where {where} order by key", args).fetchall()
+                revision = _meta(run, "revision")
+            finally:
+                run.execute("rollback")
+        return [self._record(row) for row in rows], revision
+
+    @property
+    def revision(self) -> int:
+        with self._reading() as run:
+            return _meta(run, "revision")
+
+    def _fetch(self, run: sqlite3.Connection, raw: bytes) -> Record | None:
+        row = run.execute(f"{_SELECT} where key = ?", (raw,)).fetchone()
+        return self._record(row) if row else None
+
+    def _record(self, row: tuple[bytes, bytes, int, int, int, int]) -> Record:
+        raw, value, crc, revision, created, version = row
+        if crc32(value, crc32(raw)) != crc:
+            raise self._corrupt(f"the record {raw!r} fails its checksum")
+        return Record(raw.decode(), value, revision, created, version)
+
+    # -- writing
+
+    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+        check_txn(compares, then, orelse)
+        self._check_process()
+        with self._write_lock, self._typed("write"), self._transaction():
+            run = self._writer
+            ok = all(compare.holds(self._fetch(run, compare.key.encode())) for compare in compares)
+            ops = then if ok else orelse
+            before = {op.key: self._fetch(run, op.key.encode()) for op in ops}
+            revision = _meta(run, "revision")
+            changes = [op for op in ops if isinstance(op, Put) or (isinstance(op, Delete) and before[op.key])]
+            if changes:
+                revision += 1
+                self._make_room(len(changes))
+                run.execute("update meta set value = ? where name = 'revision'", (revision,))
+            written = {op.key: self._write(op, before[op.key], revision) for op in changes}
+            results = tuple(written[op.key] if isinstance(op, Put) else before[op.key] for op in ops)
+        if changes:
+            with self._changed:
+                self._changed.notify_all()
+        return TxnResult(ok, results, revision)
+
+    def _write(self, op: Op, old: Record | None, revision: int) -> Record | None:
+        raw = op.key.encode()
+        insert_event = "insert into event (revision, key, value, created, version) values (?, ?, ?, ?, ?)"
+        if not isinstance(op, Put):
+            self._writer.execute("delete from kv where key = ?", (raw,))
+            self._writer.execute(insert_event, (revision, raw, None, 0, 0))
+            return None
+        created, version = (old.created_revision, old.version + 1) if old else (revision, 1)
+        crc = crc32(op.value, crc32(raw))
+        self._writer.execute(
+            "insert or replace into kv values (?, ?, ?, ?, ?, ?)", (raw, op.value, crc, revision, created, version)
+        )
+        self._writer.execute(insert_event, (revision, raw, op.value, created, version))
+        return Record(op.key, op.value, revision, created, version)
+
+    def _make_room(self, count: int) -> None:
+        """Forget the oldest changes, whole revisions at a time, before new ones take their place."""
+        run = self._writer
+        newest = run.execute("select coalesce(max(id), 0) from event").fetchone()[0]
+        last = run.execute(
+            "select revision from event where id <= ? order by id desc limit 1", (newest + count - self._events_max,)
+        ).fetchone()
+        if last is not None:
+            run.execute("delete from event where revision <= ?", last)
+            run.execute("update meta set value = ? where name = 'forgotten'", last)
+
+    # -- watching
+
+    def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        return _SqliteWatch(self, prefix, self.revision if from_revision is None else from_revision)
+
+    def _events_after(self, cursor: int, prefix: str) -> tuple[list[Event], int, bool]:
+        """(events, revision they reach, whether some are lost), as one snapshot."""
+        where, args = _starts_with(prefix)
+        with self._reading() as run:
+            run.execute("begin")
+            try:
+                revision = _meta(run, "revision")
+                if not _meta(run, "forgotten") <= cursor <= revision:
+                    return [], revision, True
+                query = f"select revision, key, value, created, version from event where revision > ? and {where}"
+                rows = run.execute(f"{query} order by id", (cursor, *args)).fetchall()
+            finally:
+                run.execute("rollback")
+        return [_event(*row) for row in rows], revision, False
+
+    def _data_version(self) -> int:
+        with self._reading() as run:
+            return int(run.execute("pragma data_version").fetchone()[0])
+
+    # -- the file
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._write_lock, self._read_lock:
+            if not self._closed:
+                self._closed = True
+                self._writer.close()
+                self._reader.close()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcess(f"store {self.name} was opened before fork().", hint="Open it again in the child.")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        self._check_process()
+        with self._read_lock, self._typed("read"):
+            if self._closed:
+                raise closed_error(self.name)
+            yield self._reader
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._check_process()
+        if self._closed:
+            raise closed_error(self.name)
+        self._writer.execute("begin immediate")
+        try:
+            yield
+            self._writer.execute("commit")
+        except BaseException:
+            with suppress(sqlite3.Error):  # a full disk has rolled back by itself
+                self._writer.execute("rollback")
+            raise
+
+    @contextmanager
+    def _typed(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._explain(verb, error) from error
+        except OSError as error:
+            raise StoreError(
+                f"cannot {verb} {self.path}: {error.strerror or error}.", hint="Check the folder, or name another one."
+            ) from error
+
+    def _explain(self, verb: str, error: sqlite3.Error) -> StoreError:
+        code = (getattr(error, "sqlite_errorname", None) or "").removeprefix("SQLITE_")
+        if code.startswith(("CORRUPT", "NOTADB")):
+            return self._corrupt(str(error))
+        folder = self.path.parent
+        why, hint = {
+            "FULL": ("the disk, or the file's bound, is full", "Make room; reads go on, and so do writes then."),
+            "READONLY": ("it may not be written", f"Check who owns {folder} and its files."),
+            "CANTOPEN": ("it cannot be opened", f"Check that {folder} is a folder you may write to."),
+            "BUSY": ("another process has held it locked too long", "See who has it open: fuser " + str(self.path)),
+            "IOERR": ("the disk reported an error", "Check the disk (dmesg), then start again."),
+        }.get(code.split("_")[0], ("SQLite refused", "Check the file, or name another one."))
+        return StoreError(f"cannot {verb} {self.path}: {why} ({error}).", hint=hint)
+
+    def _corrupt(self, why: str) -> StoreError:
+        return StoreError(
+            f"{self.path} is damaged or no store: {why}.",
+            hint=f"Restore it from a copy, or move it aside to start empty: mv {self.path} {self.path}.bad",
+        )
+
+
+class _SqliteWatch:
+    """A cursor over the event table; a slow reader costs the store nothing."""
+
+    def __init__(self, store: SqliteStore, prefix: str, cursor: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._cursor = cursor
+        self._seen = -1  # SQLite's data_version when the store was last looked at
+        self._synced = False
+        self._ready: deque[Event] = deque()
+        self._closed = False
+
+    def next(self, timeout_s: float | None = None) -> Event | None:
+        give_up = None if timeout_s is None else monotonic() + timeout_s
+        while not self.closed:
+            if not self._ready:
+                self._collect()
+            if self._ready:
+                return self._ready.popleft()
+            left = _POLL_S if give_up is None else min(give_up - monotonic(), _POLL_S)
+            if left <= 0:
+                return None
+            with self._store._changed:
+                if not self.closed:
+                    self._store._changed.wait(left)
+        return None
+
+    def _collect(self) -> None:
+        try:
+            version = self._store._data_version()
+            if version == self._seen:
+                return
+            events, revision, lost = self._store._events_after(self._cursor, self._prefix)
+        except StoreError:
+            if self.closed:  # closed by another thread meanwhile
+                return
+            raise
+        self._ready.extend([Event("RESET", revision)] if lost else events)
+        self._cursor, self._seen = revision, version
+        if not self._synced:
+            self._synced = True
+            self._ready.append(Event("SYNC", revision))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._store._closed
+
+    def close(self) -> None:
+        with self._store._changed:
+            self._closed = True
+            self._store._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.next()) is not None:
+            yield event
+
+
+def _starts_with(prefix: str) -> tuple[str, tuple[bytes, ...]]:
+    """The condition on `key`, and its arguments. UTF-8 has no byte 0xff, so the last byte can always be raised."""
+    raw = prefix.encode()
+    if not raw:
+        return "true", ()
+    return "key >= ? and key < ?", (raw, raw[:-1] + bytes([raw[-1] + 1]))
+
+
+def _meta(run: sqlite3.Connection, name: str) -> int:
+    return int(run.execute("select value from meta where name = ?", (name,)).fetchone()[0])
+
+
+def _event(revision: int, raw: bytes, value: bytes | None, created: int, version: int) -> Event:
+    key = raw.decode()
+    if value is None:
+        return Event("DELETE", revision, key)
+    return Event("PUT", revision, key, Record(key, value, revision, created, version))

@@ -1,0 +1,292 @@
+"""The values that travel between modules: frozen, without behaviour beyond reading and writing their own notation.
+
+What they refuse they refuse with ValueError; the module that takes a value from a person turns it into its own error.
+"""
+
+import math
+import re
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+# -- names
+
+NAME_GRAMMAR = "[a-z0-9][a-z0-9._-]{0,127}"
+_NAME = re.compile(NAME_GRAMMAR)
+
+
+def check_name(name: str, noun: str = "name") -> str:
+    """`name`, if it may name a model or an application; else ValueError. Names end up in labels and URLs."""
+    if not isinstance(name, str):
+        raise ValueError(f"{noun} name must be a str, not {type(name).__name__}.")
+    if _NAME.fullmatch(name):
+        return name
+    shown = repr(name if len(name) <= 64 else name[:61] + "...")
+    if len(name) > 128:
+        why = f"it has {len(name)} characters, at most 128 are allowed"
+    elif not name:
+        why = "it is empty"
+    elif bad := next((c for c in name if not re.fullmatch("[a-z0-9._-]", c)), ""):
+        why = f"{bad!r} is not allowed"
+    else:
+        why = f"it starts with {name[0]!r}"
+    rule = "Use lower-case letters, digits, '.', '_' and '-', starting with a letter or digit."
+    raise ValueError(f"bad {noun} name {shown}: {why}. {rule}")
+
+
+VERSION_MAX = 2**31 - 1
+
+
+class VersionedModel(msgspec.Struct, frozen=True, order=True):
+    """A model by name; `version` None means the latest. Notation: `svm`, `svm:3`."""
+
+    name: str
+    version: int | None = None
+
+    @classmethod
+    def parse(cls, text: "str | VersionedModel") -> "VersionedModel":
+        if isinstance(text, VersionedModel):
+            return text
+        if not isinstance(text, str):
+            raise ValueError(f"a model is named by a str such as 'svm' or 'svm:3', not by a {type(text).__name__}.")
+        name, colon, version = text.partition(":")
+        check_name(name, "model")
+        if not colon:
+            return cls(name)
+        if not re.fullmatch("[0-9]{1,10}", version) or not 1 <= int(version) <= VERSION_MAX:
+            raise ValueError(f"bad version in {text[:200]!r}: a version is a whole number from 1, as in '{name}:3'.")
+        return cls(name, int(version))
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}:{self.version}"
+
+
+# -- input types
+
+DType = Literal[
+    "any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes"
+]
+DTYPES: tuple[str, ...] = get_args(DType)
+RANK_MAX = 4
+DIM_MAX = 2**32 - 1
+
+_OTHER_NAMES = {
+    "string": "str", "strings": "str", "object": "any", "float": "f64", "double": "f64", "int": "i64",
+    "half": "f16", "ints": "i32[*]", "floats": "f32[*]", "doubles": "f64[*]",
+    **{f"float{n}": f"f{n}" for n in (16, 32, 64)}, **{f"fp{n}": f"f{n}" for n in (16, 32, 64)},
+    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}, **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
+}  # fmt: skip
+_TYPE = re.compile(r"([a-z]+[0-9]*)(?:\[([^\[\]]*)\])?")
+
+
+class InputType(msgspec.Struct, frozen=True):
+    """The type of one input row. Notation: `f64[64]`, `f32[28,28]`, `i32[*]` (any length), `f64` (a scalar), `str`,
+    `bytes`, `any`.
+
+    shape: dimensions of a row, () for a scalar and for variable rows.  variable: rows have lengths of their own; so
+    have `str` and `bytes` always. The design document's seven types: i32[n], f64[n], u8[n], i32[*], f64[*], u8[*], str.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    variable: bool = False
+
+    @classmethod
+    def parse(cls, text: "str | InputType") -> "InputType":
+        """The type that `text` denotes; numpy's names (`float64[64]`) are understood too. ValueError otherwise."""
+        if isinstance(text, InputType):
+            return text
+        if not isinstance(text, str):
+            raise ValueError(f"an input type is a str such as 'f64[64]', not a {type(text).__name__}.")
+        compact = "".join(text.split()).lower()
+        found = _TYPE.fullmatch(_OTHER_NAMES.get(compact, compact))
+        dtype, dims = (_OTHER_NAMES.get(found[1], found[1]), found[2]) if found else ("", None)
+        if dtype not in DTYPES:
+            raise ValueError(f"bad input type {text[:64]!r}. {_TYPE_HELP}")
+        if dtype in ("str", "bytes", "any"):
+            if dims is not None:
+                raise ValueError(f"bad input type {text[:64]!r}: {dtype!r} takes no shape.")
+            return cls(dtype, (), dtype != "any")  # type: ignore[arg-type]  # one of DTYPES by the test above
+        variable = dims == "*"
+        shape = _parse_shape(text, dims) if dims is not None and not variable else ()
+        return cls(dtype, shape, variable)  # type: ignore[arg-type]
+
+    @classmethod
+    def infer(cls, value: object) -> "InputType":
+        """The type of one input: a numpy array or scalar, a (nested) list of numbers, a number, str or bytes-like."""
+        if isinstance(value, str):
+            return cls("str", (), True)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return cls("bytes", (), True)
+        array = _as_array(value)
+        dtype = "bool" if array.dtype == np.bool_ else f"{array.dtype.kind}{array.dtype.itemsize * 8}"
+        if dtype not in DTYPES:
+            raise ValueError(f"no input type for numpy's {array.dtype}. {_TYPE_HELP}")
+        if array.ndim > RANK_MAX:
+            raise ValueError(f"an input of {array.ndim} dimensions: at most {RANK_MAX} are possible. Reshape it.")
+        if 0 in array.shape:
+            raise ValueError(f"no input type for an empty array of shape {array.shape}; name it, as in 'f64[*]'.")
+        return cls(dtype, array.shape)  # type: ignore[arg-type]
+
+    def agrees_with(self, other: "InputType") -> bool:
+        """Whether rows of one may be given to the other; `any` agrees with all."""
+        return self == other or "any" in (self.dtype, other.dtype)
+
+    def __str__(self) -> str:
+        if self.dtype in ("str", "bytes", "any"):
+            return self.dtype
+        if self.variable:
+            return f"{self.dtype}[*]"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" if self.shape else self.dtype
+
+
+_TYPE_HELP = (
+    "Write an element type and the shape of one row: 'f64[64]', 'f32[28,28]', 'i32[*]' (any length), 'f64' (a scalar), "
+    f"'str' or 'bytes'. Element types: {', '.join(DTYPES)}."
+)
+
+
+def _parse_shape(text: str, dims: str) -> tuple[int, ...]:
+    parts = dims.split(",")
+    if not all(re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= DIM_MAX for part in parts):
+        raise ValueError(f"bad input type {text[:64]!r}: dimensions are whole numbers from 1, or a single '*'.")
+    if len(parts) > RANK_MAX:
+        raise ValueError(f"bad input type {text[:64]!r}: {len(parts)} dimensions, at most {RANK_MAX} are possible.")
+    return tuple(map(int, parts))
+
+
+def _as_array(value: object) -> "np.ndarray[Any, Any]":
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"no input type for this {type(value).__name__}: {error}") from None
+
+
+ANY = InputType("any")
+
+# -- queries and answers
+
+
+class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
+    """One query: an input for an application, or for candidate models named here.
+
+    input: one row, not a batch.  candidate_models: `svm`, `svm:3`; used instead of the application's links.
+    user: whose selection state applies.  slo_ms: overrides the application's.  salt: another salt, another cache entry.
+    """
+
+    input: Any
+    application: str | None = None
+    candidate_models: tuple[str | VersionedModel, ...] = ()
+    user: str | None = None
+    slo_ms: float | None = None
+    salt: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """What one query came to.
+
+    output: the combined output, or the application's default.  confidence: 0 to 1.  is_default: nobody was heard in
+    time, or not surely enough; `reason` says why.  models: whose predictions were used.  missing: asked, but not heard.
+    """
+
+    output: Any
+    confidence: float = 1.0
+    is_default: bool = False
+    reason: str = ""
+    models: tuple[VersionedModel, ...] = ()
+    missing: tuple[VersionedModel, ...] = ()
+    latency_us: int = 0
+    id: str = ""
+
+    def __repr__(self) -> str:
+        output = repr(self.output)
+        parts = [output if len(output) <= 60 else output[:57] + "...", f"confidence={self.confidence:.3g}"]
+        if self.is_default:
+            parts.append(f"default: {self.reason}" if self.reason else "default")
+        if self.models:
+            parts.append("from " + ",".join(map(str, self.models)))
+        if self.missing:
+            parts.append("missing " + ",".join(map(str, self.missing)))
+        parts.append(f"{self.latency_us / 1000:.3g} ms")
+        return f"Answer({', '.join(parts)})"
+
+
+# -- what the catalog knows
+
+
+class Batching(msgspec.Struct, frozen=True):
+    """When to send how much to one replica."""
+
+    mode: Annotated[
+        Literal["aimd", "fit", "quantile", "static"],
+        Meta(description="how the batch size is found: additive increase, latency fit, quantile regression, or fixed"),
+    ] = "aimd"
+    size_max: Annotated[
+        int, Meta(ge=1, le=65536, extra={"unit": "rows"}, description="never more rows than this in one batch")
+    ] = 512
+    step: Annotated[
+        int, Meta(ge=1, le=1024, extra={"unit": "rows"}, description="aimd: rows added after each full batch in time")
+    ] = 2
+    backoff: Annotated[
+        float, Meta(ge=0.1, le=0.99, extra={"unit": "factor"}, description="aimd: the size's factor after a late batch")
+    ] = 0.9
+    delay_us: Annotated[
+        int, Meta(ge=0, le=2000, extra={"unit": "us"}, description="how long a batch that is not full waits for more")
+    ] = 0
+    budget_share: Annotated[
+        float, Meta(ge=0.05, le=1.0, extra={"unit": "share"}, description="share of the SLO that one batch may take")
+    ] = 0.5
+    pad: Annotated[bool, Meta(description="static: fill every batch up to size_max")] = False
+
+
+class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/1"):
+    """A model version: fixed once registered, but for `replicas` and `retired_us`, which the catalog keeps beside it.
+
+    target: what the container runs, `module:function` or the file it is packed in.  sha256: of that file.
+    finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a time.  code: folders
+    its container needs on sys.path.
+    created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
+    """
+
+    name: str
+    version: int
+    input: InputType
+    output: str = "any"
+    replicas: int = 1
+    batching: Batching = Batching()
+    cache: bool = True
+    retry_singly: bool = False
+    target: str = ""
+    sha256: str = ""
+    created_us: int = 0
+    retired_us: int = 0
+    finite: bool = False
+    row_by_row: bool = False
+    code: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> VersionedModel:
+        return VersionedModel(self.name, self.version)
+
+
+class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.application/1"):
+    """A named question: its input type, the models asked, the time they have, and the answer when nobody is heard.
+
+    models: a link without a version follows the latest.  default: a number, str, bytes, (nested) list, or None.
+    confidence_min: a less sure answer is replaced by the default.
+    """
+
+    name: str
+    models: tuple[VersionedModel, ...] = ()
+    slo_ms: float = 20.0
+    default: Any = None
+    input: InputType = ANY
+    policy: str = "ensemble"
+    confidence_min: float = 0.0
+    created_us: int = 0
+
+    @property
+    def slo_us(self) -> int:
+        return math.ceil(self.slo_ms * 1000)

@@ -1,0 +1,67 @@
+"""What every test must leave behind: nothing. No thread of ours, no child process."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
+BYSTANDERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky")
+
+
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("clipper-")}
+
+
+def child_processes() -> dict[int, str]:
+    """Children of this process by id, with their command line; zombies included: nobody has waited for them."""
+    found = {}
+    for task in Path("/proc/self/task").glob("*/children"):
+        try:
+            ids = task.read_text().split()
+        except OSError:  # the thread has just ended
+            continue
+        for child in map(int, ids):
+            command = command_line(child)
+            if not any(name in command for name in BYSTANDERS):
+                found[child] = command
+    return found
+
+
+def command_line(process: int) -> str:
+    try:
+        text = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "(gone)"
+    return text or "(a zombie: nobody waited for it)"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a clipper- thread or a child process more than there were before.
+
+    A container that a test killed and that came back is a new process in an old one's place.
+    """
+    me, threads_before, children_before = os.getpid(), our_threads(), child_processes()
+    yield
+    if os.getpid() != me:  # a forked child that runs a test's tail
+        return
+    give_up = time.monotonic() + PATIENCE_S
+    for thread in our_threads() - threads_before:
+        thread.join(max(give_up - time.monotonic(), 0))
+    while len(children := child_processes()) > len(children_before) and time.monotonic() < give_up:
+        threading.Event().wait(0.01)
+    names = sorted(thread.name for thread in our_threads() - threads_before)
+    assert not names, f"threads left running: {', '.join(names)}"
+    if len(children) > len(children_before):
+        new = "; ".join(f"{i} {command}" for i, command in children.items() if i not in children_before)
+        pytest.fail(f"child processes left: {new}")
+
+
+@pytest.fixture(scope="session")
+def stress() -> int:
+    """By how much a stress test multiplies its rounds: 1 in `make test`, more in `make stress`."""
+    return int(os.environ.get("CLIPPER_STRESS", "1"))

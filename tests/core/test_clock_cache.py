@@ -1,0 +1,437 @@
+"""The prediction cache beside its slow obvious twin: lists of ways, CLOCK hands turned one step at a time."""
+
+import random
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from clipper_core.clock_cache import ClockCache, Pending, SharedBlob
+from clipper_core.status import StatusError
+
+WAYS = 5
+BLOB_OVERHEAD = 64
+Prediction = float | int | bytes | str
+
+
+def blob_cost(value: Prediction) -> int:
+    """Bytes counted beside the buckets; 0 for what fits a word."""
+    if isinstance(value, str):
+        value = value.encode()
+    return BLOB_OVERHEAD + len(value) if isinstance(value, bytes) else 0
+
+
+class Way:
+    def __init__(self) -> None:
+        self.key: tuple[int, int] | None = None
+        self.value: Prediction = 0
+        self.referenced = False
+
+    def clear(self) -> int:
+        cost = blob_cost(self.value)
+        self.__init__()  # type: ignore[misc]
+        return cost
+
+
+class SlowCache:
+    def __init__(self, buckets: int, room: int) -> None:
+        self.buckets = [[Way() for _ in range(WAYS)] for _ in range(buckets)]
+        self.hands = [0] * buckets
+        self.blob_hand = 0
+        self.room = room
+        self.used = 0
+        self.evictions = 0
+
+    def bucket(self, key: tuple[int, int]) -> int:
+        return key[1] % len(self.buckets)
+
+    def find(self, key: tuple[int, int]) -> Way | None:
+        return next((way for way in self.buckets[self.bucket(key)] if way.key == key), None)
+
+    def lookup(self, key: tuple[int, int]) -> Prediction | None:
+        way = self.find(key)
+        if way is None:
+            return None
+        way.referenced = True
+        return way.value
+
+    def fill(self, key: tuple[int, int], value: Prediction) -> None:
+        cost = blob_cost(value)
+        if cost and not self.make_room(cost):
+            if way := self.find(key):
+                self.evict(way)
+            return
+        self.used += cost
+        way = self.find(key) or next((w for w in self.buckets[self.bucket(key)] if w.key is None), None)
+        if way is None:
+            way = self.victim(self.bucket(key))
+            self.evictions += 1
+        self.used -= blob_cost(way.value)
+        way.key, way.value = key, value
+
+    def victim(self, bucket: int) -> Way:
+        while True:
+            way = self.buckets[bucket][self.hands[bucket]]
+            self.hands[bucket] = (self.hands[bucket] + 1) % WAYS
+            if not way.referenced:
+                return way
+            way.referenced = False
+
+    def evict(self, way: Way) -> None:
+        self.used -= way.clear()
+        self.evictions += 1
+
+    def make_room(self, cost: int) -> bool:
+        visits = words = 0
+        if cost > self.room // 8:
+            return False
+        while self.used + cost > self.room:
+            if visits == 64 or words == 256:
+                return False
+            word_end = (self.blob_hand | 63) + 1
+            here = range(self.blob_hand, min(word_end, len(self.buckets)))
+            found = next((b for b in here if any(blob_cost(w.value) for w in self.buckets[b])), None)
+            if found is None:
+                words += 1
+                self.blob_hand = word_end % len(self.buckets)
+                continue
+            visits += 1
+            self.blob_hand = (found + 1) % len(self.buckets)
+            for way in self.buckets[found]:
+                if blob_cost(way.value):
+                    if not way.referenced:
+                        self.evict(way)
+                    way.referenced = False
+        return True
+
+    def entries(self) -> int:
+        return sum(way.key is not None for bucket in self.buckets for way in bucket)
+
+
+def row_of(name: int) -> bytes:
+    return struct.pack("<Q", name)
+
+
+def random_prediction(rng: random.Random, blob_bytes_max: int) -> Prediction:
+    kind = rng.randrange(6)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(blob_bytes_max))
+    if kind == 1:
+        return "é" * rng.randrange(blob_bytes_max // 2)
+    return (rng.random(), rng.randrange(-(2**63), 2**63), True, -0.0)[kind - 2]
+
+
+def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int) -> SlowCache:
+    rng = random.Random(seed)
+    cache = ClockCache(bytes_max, seed=rng.getrandbits(128))
+    table_bytes = cache.bytes
+    twin = SlowCache(cache.buckets, max(bytes_max - table_bytes, 0))
+    for _ in range(operations):
+        row = row_of(min(rng.randrange(names), rng.randrange(names)))
+        model, salt = rng.randrange(2), rng.randrange(2)
+        key = cache.key(model, row, salt)
+        if rng.random() < 0.5:
+            value, expected = cache.lookup(model, row, salt), twin.lookup(key)
+            assert type(value) is type(expected)
+            assert value == expected
+        else:
+            value = random_prediction(rng, blob_bytes_max)
+            cache.fill(model, row, value, salt)
+            twin.fill(key, value)
+        assert cache.bytes == table_bytes + twin.used <= max(bytes_max, table_bytes)
+        assert (cache.entries, cache.evictions) == (twin.entries(), twin.evictions)
+    return twin
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bytes_max=st.integers(0, 30_000),
+    seed=st.integers(0, 2**32),
+    names=st.integers(1, 400),
+    blob_bytes_max=st.integers(2, 600),
+)
+def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_bytes_max: int) -> None:
+    drive(bytes_max, seed, 500, names, blob_bytes_max)
+
+
+@pytest.mark.parametrize("bytes_max", [1_100, 12_000, 40_000])
+def test_cache_answers_as_its_twin_when_full(bytes_max: int) -> None:
+    twin = drive(bytes_max, 1, 4_000, bytes_max // 20, max(bytes_max // 200, 4))
+    assert twin.evictions > 100
+
+
+@settings(deadline=None)
+@example(341)
+@example(342)
+@given(st.integers(0, 2**26))
+def test_table_is_a_power_of_two_within_three_quarters(bytes_max: int) -> None:
+    cache = ClockCache(bytes_max)
+    assert cache.buckets & (cache.buckets - 1) == 0
+    assert cache.buckets == 1 or 4 * 128 * cache.buckets <= 3 * bytes_max
+    assert 3 * bytes_max < 8 * 128 * cache.buckets
+    assert cache.bytes == 128 * cache.buckets + -(-cache.buckets // 64) * 8
+
+
+def test_fill_replaces_whatever_the_kind() -> None:
+    cache = ClockCache(1 << 16)
+    values: list[Prediction] = [1.5, b"bytes", 7, "text", b"", False, "", -1]
+    for value in values:
+        cache.fill(1, b"row", value)
+        assert cache.lookup(1, b"row") == value
+    assert (cache.entries, cache.evictions) == (1, 0)
+    assert cache.bytes == ClockCache(1 << 16).bytes
+
+
+def test_blob_too_large_is_not_kept_and_leaves_no_predecessor() -> None:
+    cache = ClockCache(1 << 16)
+    room = (1 << 16) - cache.bytes
+    cache.fill(1, b"row", b"x" * (room // 8 - BLOB_OVERHEAD))
+    assert cache.lookup(1, b"row") is not None
+    cache.fill(1, b"row", b"x" * (room // 8 - BLOB_OVERHEAD + 1))
+    assert cache.lookup(1, b"row") is None
+    assert cache.entries == 0
+
+
+def test_a_hot_blob_outlives_cold_ones() -> None:
+    cache = ClockCache(1 << 16, seed=3)
+    cache.fill(1, b"hot", b"h" * 100)
+    for name in range(20_000):
+        assert cache.lookup(1, b"hot") == b"h" * 100
+        cache.fill(1, row_of(name), b"c" * 400)
+    assert cache.evictions > 19_000
+
+
+def test_cache_holds_one_reference_to_a_blob_and_gives_it_back() -> None:
+    rng = random.Random(5)
+    cache = ClockCache(30_000)
+    base = cache.bytes
+    blobs = [SharedBlob(rng.randbytes(rng.randrange(500))) for _ in range(200)]
+    for _ in range(3_000):
+        blob = rng.choice(blobs)
+        cache.fill(1, row_of(rng.randrange(300)), blob if rng.random() < 0.7 else 1.0)
+        cache.lookup(1, row_of(rng.randrange(300)))
+        assert blob.refs >= 1
+    assert cache.evictions > 100
+    assert cache.bytes > base
+    assert sum(blob.refs for blob in blobs) > len(blobs)
+    del cache
+    assert [blob.refs for blob in blobs] == [1] * len(blobs)
+
+
+def test_bulk_calls_answer_as_single_ones() -> None:
+    cache = ClockCache(1 << 16, seed=9)
+    rows = np.arange(1000, dtype="<u8")
+    for name in range(0, 1000, 3):
+        cache.fill(4, row_of(name), name / 7, salt=2)
+    cache.fill(4, row_of(1), b"no float", salt=2)
+    singly = [cache.lookup(4, row_of(name), 2) for name in range(1000)]
+    found = np.frombuffer(cache.lookup_many(4, rows.tobytes(), 8, salt=2))
+    assert all(np.isnan(f) if not isinstance(s, float) else f == s for f, s in zip(found, singly, strict=True))
+    keys = np.frombuffer(cache.keys(4, rows.tobytes(), 8, 2), "<u8").reshape(-1, 2)
+    assert [tuple(key) for key in keys.tolist()] == [cache.key(4, row_of(name), 2) for name in range(1000)]
+    assert cache.lookup_many(4, b"", 8) == cache.keys(4, b"", 8) == b""
+
+
+def test_what_the_door_refuses() -> None:
+    cache = ClockCache(1 << 12)
+    for row_bytes in (0, 3):
+        with pytest.raises(ValueError, match="whole number of rows"):
+            cache.keys(1, b"12345678", row_bytes)
+    with pytest.raises(TypeError, match="not list"):
+        cache.fill(1, b"", [])  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        cache.fill(1, b"", 2**63)
+    with pytest.raises(ValueError, match="contiguous"):
+        cache.lookup(1, np.zeros((4, 4))[:, 1])  # type: ignore[arg-type]
+    with pytest.raises(MemoryError):
+        ClockCache(2**63)
+
+
+# -- hit ratio ---------------------------------------------------------------------------------------------------------
+
+
+def zipf_trace(skew: float, keys: int, requests: int) -> list[int]:
+    weights = 1 / np.arange(1, keys + 1) ** skew
+    names: list[int] = np.random.default_rng(7).choice(keys, requests, p=weights / weights.sum()).tolist()
+    return names
+
+
+def global_clock_hits(trace: list[int], capacity: int, warm: int) -> int:
+    ring, bits, place = [-1] * capacity, bytearray(capacity), dict[int, int]()
+    hand = hits = 0
+    for i, name in enumerate(trace):
+        at = place.get(name)
+        if at is not None:
+            bits[at] = 1
+            hits += i >= warm
+            continue
+        while bits[hand]:
+            bits[hand] = 0
+            hand = (hand + 1) % capacity
+        place.pop(ring[hand], None)
+        ring[hand], place[name] = name, hand
+        hand = (hand + 1) % capacity
+    return hits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skew", [0.9, 1.0, 1.1])
+def test_hit_ratio_within_a_point_and_a_half_of_one_global_clock(skew: float) -> None:
+    """The global CLOCK too gives a newcomer no second chance; setting its bit at once costs it some two points."""
+    trace, warm = zipf_trace(skew, 200_000, 500_000), 100_000
+    for buckets in (512, 4096):
+        cache = ClockCache(buckets * 128 * 4 // 3 + 128, seed=11)
+        assert cache.buckets == buckets
+        hits = 0
+        for i, name in enumerate(trace):
+            row = row_of(name)
+            if cache.lookup(1, row) is None:
+                cache.fill(1, row, name)
+            else:
+                hits += i >= warm
+        against = global_clock_hits(trace, buckets * WAYS, warm)
+        assert (against - hits) / (len(trace) - warm) < 0.015
+
+
+# -- the hash ----------------------------------------------------------------------------------------------------------
+
+
+def keys_of(cache: ClockCache, rows: np.ndarray, model: int = 1, salt: int = 0) -> np.ndarray:
+    """Keys of rows u8[n, width] as u64[n, 2]."""
+    return np.frombuffer(cache.keys(model, rows.tobytes(), rows.shape[1], salt), "<u8").reshape(-1, 2)
+
+
+def key_bits(keys: np.ndarray) -> np.ndarray:
+    """u64[n, 2] -> the 120 bits of each key, u8[n, 120]."""
+    return np.unpackbits(keys.view("u1"), axis=1, bitorder="little")[:, :120]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100, 128, 129, 784, 3136])
+def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(width: int) -> None:
+    rng = np.random.default_rng(width)
+    cache = ClockCache(0, seed=width)
+    n = 4096 if width <= 128 else 1024
+    rows = rng.integers(0, 256, (n, width), "u1")
+    if width < 3:
+        rows = np.arange(256**width, dtype="<u2").view("u1").reshape(-1, 2)[:, :width].copy()
+    before = key_bits(keys_of(cache, rows))
+    bits = range(width * 8) if width <= 8 else sorted({0, width * 8 - 1, *rng.integers(0, width * 8, 24).tolist()})
+    for bit in bits:
+        rows[:, bit >> 3] ^= 1 << (bit & 7)
+        flipped = (before ^ key_bits(keys_of(cache, rows))).mean(axis=0)
+        rows[:, bit >> 3] ^= 1 << (bit & 7)
+        pairs = len(rows) if width > 2 else len(rows) // 2  # there, both rows of a pair are in the sample
+        assert abs(flipped - 0.5).max() < 6.5 * 0.5 / pairs**0.5
+
+
+def zeros_of_many_lengths(cache: ClockCache) -> list[tuple[int, int]]:
+    return [cache.key(1, bytes(length)) for length in range(3000)]
+
+
+def one_bit_in_a_long_row(cache: ClockCache) -> list[tuple[int, int]]:
+    keys = [cache.key(1, bytes(3136))]
+    for bit in range(3136 * 8):
+        row = bytearray(3136)
+        row[bit >> 3] = 1 << (bit & 7)
+        keys.append(cache.key(1, row))
+    return keys
+
+
+def counters(cache: ClockCache) -> list[tuple[int, int]]:
+    return [tuple(key) for key in keys_of(cache, np.arange(1 << 18, dtype="<u8").view("u1").reshape(-1, 8)).tolist()]
+
+
+def round_floats(cache: ClockCache) -> list[tuple[int, int]]:
+    rows = np.stack(np.meshgrid(*[np.arange(-4.0, 4.0)] * 6), -1).reshape(-1, 6)
+    return [tuple(key) for key in keys_of(cache, rows.view("u1")).tolist()]
+
+
+def models_and_salts(cache: ClockCache) -> list[tuple[int, int]]:
+    return [cache.key(model, b"12345678", salt) for model in range(256) for salt in range(256)]
+
+
+def swapped_blocks(cache: ClockCache) -> list[tuple[int, int]]:
+    rng = random.Random(3)
+    blocks = [rng.randbytes(16) for _ in range(12)]
+    orders = {tuple(rng.sample(range(12), 12)) for _ in range(50_000)}
+    return [cache.key(1, b"".join(blocks[i] for i in order)) for order in orders]
+
+
+@pytest.mark.parametrize(
+    "family", [zeros_of_many_lengths, one_bit_in_a_long_row, counters, round_floats, models_and_salts, swapped_blocks]
+)
+def test_keys_of_similar_rows_are_as_if_drawn(family: Callable[[ClockCache], list[tuple[int, int]]]) -> None:
+    """None equal; and in every window of w bits about n^2 / 2^(w+1) pairs equal, as for random numbers."""
+    keys = np.array(family(ClockCache(0, seed=17)), "<u8")
+    n = len(keys)
+    assert len(np.unique(keys, axis=0)) == n
+    assert keys[:, 1].max() < 1 << 56
+    width = 2 * (n.bit_length() - 1) - 5  # some 16 to 64 pairs expected
+    expected = n * (n - 1) / 2 ** (width + 1)
+    low, high = keys[:, 0], keys[:, 1]
+    for word, top in ((low, 64), (high, 56), (low ^ high, 56), (low - high, 56), (low << np.uint64(16) ^ high, 64)):
+        for shift in range(0, top - width + 1, 4):
+            window = (word >> np.uint64(shift)) & np.uint64((1 << width) - 1)
+            pairs = n - len(np.unique(window))
+            assert abs(pairs - expected) < 6.5 * expected**0.5 + 3
+
+
+def test_buckets_fill_evenly() -> None:
+    keys = keys_of(ClockCache(0, seed=23), np.arange(1 << 18, dtype="<u8").view("u1").reshape(-1, 8))
+    counts = np.bincount((keys[:, 1] & np.uint64(4095)).astype(np.int64), minlength=4096)
+    chi2 = ((counts - 64.0) ** 2 / 64).sum()
+    assert abs(chi2 - 4095) < 6 * (2 * 4095) ** 0.5
+
+
+def test_every_bit_of_the_seed_matters_and_the_default_is_random() -> None:
+    seeds = [0, *(1 << bit for bit in range(128))]
+    for row in (b"", b"12345678", bytes(100)):
+        assert len({ClockCache(0, seed=seed).key(1, row) for seed in seeds}) == 129
+    assert ClockCache(0).key(1, b"row") != ClockCache(0).key(1, b"row")
+    assert ClockCache(0, seed=4).key(1, b"row") == ClockCache(0, seed=4).key(1, b"row")
+
+
+def test_key_depends_on_content_not_on_address() -> None:
+    cache = ClockCache(0)
+    rng = random.Random(2)
+    for length in range(200):
+        row = rng.randbytes(length)
+        shifted = memoryview(b"x" * (length % 13) + row + b"tail")[length % 13 :][:length]
+        assert cache.key(3, row, 1) == cache.key(3, shifted, 1)
+
+
+# -- evaluations in flight ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(entries_max=st.integers(0, 40), seed=st.integers(0, 2**32), spread=st.sampled_from([1, 4, 64, 2**64]))
+def test_pending_answers_as_a_dict(entries_max: int, seed: int, spread: int) -> None:
+    rng = random.Random(seed)
+    table, twin = Pending(entries_max), dict[tuple[int, int], int]()
+    keys = [(rng.choice([rng.randrange(spread), 2**64 - 1]), rng.randrange(2**56)) for _ in range(60)]
+    for _ in range(400):
+        key, ticket = rng.choice(keys), rng.randrange(1, 2**64)
+        if rng.random() < 0.55:
+            if key in twin or len(twin) < entries_max:
+                table.put(*key, ticket)
+                twin[key] = ticket
+            else:
+                with pytest.raises(StatusError):
+                    table.put(*key, ticket)
+        else:
+            ticket = twin.get(key, 5) if rng.random() < 0.8 else ticket
+            table.remove(*key, ticket)
+            if twin.get(key) == ticket:
+                del twin[key]
+        assert len(table) == len(twin)
+        assert [table.find(*k) for k in keys] == [twin.get(k, 0) for k in keys]
+
+
+def test_pending_refuses_ticket_zero_and_the_absurd() -> None:
+    with pytest.raises(ValueError, match="ticket 0"):
+        Pending(4).put(1, 2, 0)
+    with pytest.raises(MemoryError):
+        Pending(2**50)

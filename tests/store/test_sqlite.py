@@ -1,0 +1,351 @@
+"""What only a file can do: outlive its process, be shared, be damaged, and run out of room."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clipper.store.store
+from clipper.errors import ConfigError, ForkedProcess, StoreError
+from clipper.store import Event, MemoryStore, Put, Record, SqliteStore, open_store
+
+SOURCE = str(Path(clipper.store.store.__file__).parents[2])
+
+
+def spawn(code: str, *args: object) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, env=environment)
+
+
+def finish(process: "subprocess.Popen[bytes]") -> str:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return out.decode()
+
+
+def content(store: SqliteStore) -> dict[str, bytes]:
+    return {record.key: record.value for record in store.range("")[0]}
+
+
+# -- surviving
+
+
+def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder" / "state.db"
+    with SqliteStore(path) as store:
+        store.put("a", b"1")
+        store.txn((), (Put("a", b"2"), Put("b", b"3")))
+        records = store.range("")
+    with SqliteStore(path) as store:
+        assert store.range("") == records
+        assert store.put("c", b"").revision == 3
+        assert [e.kind for e in (store.watch("", 0).next(0),) if e] == ["PUT"], "events survive too"
+
+
+WRITER = """
+import sys
+from clipper.store import SqliteStore, Put, Compare
+store = SqliteStore(sys.argv[1])
+record = store.get("n")
+n = int(record.value) if record else 0
+while True:
+    n += 1
+    value = b"%d" % n
+    store.txn((), (Put("n", value), Put("twin", value * 500), Put("last%d" % (n % 7), value)))
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    path, rng, acknowledged = tmp_path / "state.db", random.Random(9), 0
+    for _ in range(20):
+        writer = spawn(WRITER, path)
+        assert writer.stdout is not None
+        for _ in range(rng.randrange(1, 30)):
+            acknowledged = int(writer.stdout.readline())
+        writer.kill()
+        acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
+        writer.wait()
+        writer.stdout.close()
+        with SqliteStore(path) as store:
+            found = content(store)
+            assert acknowledged <= int(found["n"]) <= acknowledged + 1, "all acknowledged, and one in the air"
+            assert found["twin"] == found["n"] * 500, "no transaction is torn"
+            assert store.revision == int(found["n"])
+            acknowledged = int(found["n"])
+
+
+ADDER = """
+import sys
+from clipper.store import SqliteStore
+with SqliteStore(sys.argv[1], durable=False) as store:
+    for _ in range(int(sys.argv[2])):
+        store.update("n", lambda old: b"%d" % (int(old or b"0") + 1), tries=100_000)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_open_and_write_at_once_lose_no_update(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    for process in [spawn(ADDER, path, 300) for _ in range(3)]:
+        finish(process)
+    with SqliteStore(path) as store:
+        assert content(store) == {"n": b"900"}
+        assert store.revision == 900
+
+
+def test_a_watch_sees_what_another_process_writes(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "state.db") as store:
+        watch = store.watch("")
+        assert watch.next(0) == Event("SYNC", 0)
+        process = spawn(ADDER, store.path, 2)
+        expected = [Event("PUT", r, "n", Record("n", b"%d" % r, r, 1, r)) for r in (1, 2)]
+        assert [watch.next(60) for _ in range(2)] == expected
+        finish(process)
+
+
+def test_a_fork_cannot_use_its_parents_store(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "state.db") as store:
+        store.put("a", b"1")
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for call in (lambda: store.get("a"), lambda: store.put("a", b""), lambda: store.watch("")):
+                try:
+                    call()
+                except ForkedProcess:
+                    refused += 1
+            store.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert store.put("a", b"2").revision == 2
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("junk", [b"only text" * 500, b"\0" * 5000, b"SQLite format 3\0" + b"\7" * 4080])
+def test_a_file_that_is_no_database_is_named_with_the_way_out(tmp_path: Path, junk: bytes) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(junk)
+    with pytest.raises(StoreError) as caught:
+        SqliteStore(path)
+    assert str(path) in str(caught.value)
+    assert f"mv {path} {path}.bad" in str(caught.value)
+    assert path.read_bytes() == junk, "and left as it was"
+
+
+def filled(path: Path, count: int = 300) -> None:
+    with SqliteStore(path, durable=False) as store:
+        for i in range(count):
+            store.put(f"key{i:04}", b"%d" % i * 60)
+
+
+def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    filled(path)
+    whole = path.read_bytes()
+    for size in (len(whole) // 3, len(whole) - 4096, 4096, 2000):
+        path.write_bytes(whole[:size])
+        with pytest.raises(StoreError, match="damaged"):
+            SqliteStore(path)
+
+
+def test_random_damage_is_an_error_or_does_no_harm(tmp_path: Path) -> None:
+    path, rng = tmp_path / "state.db", random.Random(3)
+    filled(path, 60)
+    whole = path.read_bytes()
+    with SqliteStore(path) as store:
+        true = content(store)
+    noticed = 0
+    for _ in range(60):
+        torn = bytearray(whole)
+        at = rng.randrange(len(torn))
+        torn[at : at + 8] = rng.randbytes(8)
+        path.write_bytes(torn)
+        try:
+            with SqliteStore(path) as store:
+                assert content(store) == true, "a damaged value is never handed out"
+        except StoreError:
+            noticed += 1
+    assert noticed > 5
+
+
+def test_a_flipped_bit_in_a_value_fails_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with SqliteStore(path) as store:
+        store.put("good", b"1")
+        store.put("bad", b"2")
+    with sqlite3.connect(path) as raw:
+        raw.execute("update kv set value = ? where key = ?", (b"3", b"bad"))
+    raw.close()
+    with SqliteStore(path) as store:
+        with pytest.raises(StoreError, match="checksum"):
+            store.get("bad")
+        with pytest.raises(StoreError, match="checksum"):
+            store.range("")
+        with pytest.raises(StoreError, match="checksum"):
+            store.put_if("bad", b"4", 2)
+        assert store.get("good"), "nothing else is touched"
+        assert store.put("good", b"5").revision == 3
+
+
+def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    with sqlite3.connect(path) as theirs:
+        theirs.execute("create table precious (x)")
+    theirs.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    filled(path, 1)
+    with sqlite3.connect(path) as raw:
+        raw.execute("pragma user_version = 2")
+    raw.close()
+    with pytest.raises(StoreError, match=r"has format 2.*Upgrade"):
+        SqliteStore(path)
+
+
+# -- no room, no rights
+
+
+def test_a_full_store_refuses_writes_and_goes_on_reading(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    written = {}
+    with SqliteStore(path, bytes_max=200_000, events_max=4) as store:
+
+        def fill() -> None:
+            for i in range(1000):
+                store.put(f"key{i}", b"%d" % i * 1000)
+                written[f"key{i}"] = b"%d" % i * 1000
+
+        with pytest.raises(StoreError, match=r"full.*Make room"):
+            fill()
+        assert len(written) > 10
+        revision = store.revision
+        assert content(store) == written
+        with pytest.raises(StoreError, match="full"):
+            store.txn((), (Put("small", b"x"), Put("big", bytes(400_000))))
+        assert content(store) == written, "no torn transaction"
+        assert store.revision == revision
+        while len(content(store)) > 3:
+            store.delete(max(content(store)))
+        store.put("new", bytes(2000))
+    with SqliteStore(path) as store:
+        assert content(store)["new"] == bytes(2000)
+
+
+def test_a_disk_that_fails_is_a_typed_error_and_recovers(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE makes the kernel refuse the writes, as a full disk does."""
+    code = """
+import resource, signal, sys
+from clipper.errors import StoreError
+from clipper.store import SqliteStore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = SqliteStore(sys.argv[1])
+store.put("a", b"before")
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+try:
+    store.put("b", bytes(500_000))
+except StoreError as error:
+    print(error)
+print(store.get("a").value, store.get("b"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.put("c", b"after")
+print([record.key for record in store.range("")[0]])
+"""
+    out = finish(spawn(code, tmp_path / "state.db")).splitlines()
+    assert out[0].startswith(f"cannot write {tmp_path / 'state.db'}: the disk")
+    assert out[1:] == ["b'before' None", "['a', 'c']"]
+
+
+def test_a_path_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "state.db", tmp_path / "folder"):
+        with pytest.raises(StoreError, match=str(path)) as caught:
+            SqliteStore(path)
+        assert caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_a_typed_error(tmp_path: Path) -> None:
+    filled(tmp_path / "state.db", 1)
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(StoreError, match=r"may not be written|cannot be opened"), SqliteStore(tmp_path / "x.db"):
+            pass
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_file_that_may_not_be_written_is_a_typed_error(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "state.db") as store:
+        store.put("a", b"1")
+        store._writer.execute("pragma query_only = on")
+        with pytest.raises(StoreError, match="may not be written"):
+            store.put("a", b"2")
+        assert store.get("a")
+
+
+def test_a_writer_that_holds_the_file_too_long_is_a_typed_error(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "state.db", busy_s=0.02) as store:
+        store.put("a", b"1")
+        other = sqlite3.connect(store.path, isolation_level=None)
+        other.execute("begin immediate")
+        with pytest.raises(StoreError, match="locked too long"):
+            store.put("a", b"2")
+        assert store.get("a"), "readers do not wait"
+        other.execute("rollback")
+        other.close()
+        store.put("a", b"3")
+
+
+READER = """
+import sys
+from clipper.store import SqliteStore
+store = SqliteStore(sys.argv[1])
+print(store.get("a"), flush=True)
+list(store.watch(""))
+"""
+
+
+def test_a_stopped_reader_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "state.db") as store:
+        store.put("a", b"1")
+        reader = spawn(READER, store.path)
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        reader.send_signal(signal.SIGSTOP)
+        store.put("a", b"2")
+        reader.kill()
+        reader.communicate()
+
+
+# -- by name
+
+
+def test_open_store(tmp_path: Path) -> None:
+    assert isinstance(open_store(""), MemoryStore)
+    assert isinstance(open_store("memory://"), MemoryStore)
+    for state, path in {
+        str(tmp_path / "state"): tmp_path / "state" / "state.db",
+        f"sqlite:{tmp_path}/x.db": tmp_path / "x.db",
+        f"sqlite://{tmp_path}/y.db": tmp_path / "y.db",
+    }.items():
+        with open_store(state) as store:
+            assert isinstance(store, SqliteStore)
+            assert store.path == path
+    with pytest.raises(ConfigError, match="no store for state='redis://h:1'"):
+        open_store("redis://h:1")

@@ -1,0 +1,427 @@
+"""The house about itself: arrows, stubs, lengths, names and calls. A rule that is not here is not a rule.
+
+Each test lists what breaks its rule, with the place and what to do instead.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "src" / "clipper_core"
+PACKAGE = ROOT / "python" / "clipper"
+SDK = ROOT / "container_sdk" / "src" / "clipper_container"
+
+# -- the arrows, bottom first: a module may import from the rows below its own, never from its own row, never up.
+#    docs/architecture.md draws them.
+
+CORE_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("machine",),
+    ("status", "dtype"),
+    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "codec"),
+    ("future", "clock_cache", "link"),
+    ("mailbox", "lane"),
+    ("replica",),
+    ("scheduler",),
+    ("engine",),
+    ("model", "io_loop"),
+)
+
+PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("types", "errors", "clock"),
+    ("config", "selection", "store", "metrics"),
+    ("catalog",),
+    ("serving",),
+    ("mesh", "params", "deploy"),
+    ("frontend", "manage"),
+    ("server",),
+    ("demo",),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+CORE_USERS = {"serving", "params", "selection", "metrics", "server"}
+SDK_USERS = {"deploy", "server", "cli", "demo"}
+TESTING = "testing"  # imports whatever it fakes; only tests import it
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+
+# The only exceptions, `path` or `path:function` -> lines. This list may only shrink.
+LONG: dict[str, int] = {}
+
+BANNED_NAMES = {
+    "utils": "a noun for what it holds",
+    "util": "a noun for what it holds",
+    "common": "the module whose idea it is",
+    "helpers": "the module whose idea it is",
+    "manager": "the verb it performs, as a noun",
+    "constants": "the module whose limits they are",
+    "base": "the noun of the interface",
+    "misc": "a noun for what it holds",
+}
+
+LIBRARY = ("python/", "container_sdk/src/")
+SERVER = ("python/",)
+SPEAKING = ("python/clipper/cli", "python/clipper/demo", "python/clipper/__main__.py", "container_sdk/src/")
+UNPACKING = ("container_sdk/src/clipper_container/adapters/",)  # runs in the model's own process
+
+# call -> (where it is banned, except there, what to do instead)
+BANNED_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "pickle.loads": (LIBRARY, UNPACKING, "never unpickle in the server; a model's own process calls cloudpickle.loads"),
+    "pickle.load": (LIBRARY, UNPACKING, "never unpickle in the server; a model's own process calls cloudpickle.load"),
+    "cloudpickle.loads": (SERVER, (), "only a model's own process unpickles"),
+    "cloudpickle.load": (SERVER, (), "only a model's own process unpickles"),
+    "marshal.loads": (LIBRARY, (), "msgspec or msgpack"),
+    "eval": (LIBRARY, (), "ast.literal_eval, or a table of functions"),
+    "exec": (LIBRARY, (), "importlib.import_module"),
+    "os.system": (LIBRARY, (), "subprocess.run with a list"),
+    "yaml.load": (LIBRARY, (), "tomllib.load"),
+    "time.time": (LIBRARY, ("python/clipper/clock.py",), "clock.now_us for deadlines; clock.wall_us for records"),
+    "time.time_ns": (LIBRARY, ("python/clipper/clock.py",), "clock.now_us for deadlines; clock.wall_us for records"),
+    "print": (LIBRARY, SPEAKING, "logging"),
+    "asyncio.get_event_loop": (LIBRARY, (), "asyncio.get_running_loop"),
+    "os._exit": (SERVER, (), "return, and let the threads be joined"),
+}
+
+BANNED_CORE = {
+    r"\bassert\b": "CHECK(ok, text): asserts in noexcept functions only print",
+    r"\batomic_thread_fence\b": "acquire and release on the variable: the race detector cannot follow fences",
+    r"\bwith gil\b": "return a Status; the loop thread never takes the GIL",
+    r"(?<![\w.])include\s+[\"']": "cimport: names must come from somewhere",
+    r"\btime\.time\b": "a now_us argument",
+}
+
+MARKERS = re.compile(r"\b(?:" + "|".join(("TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK")) + r")\b")  # fmt: skip
+SKIPPED = ("build", "dist", "__pycache__", ".egg-info")
+TEXT = {".py", ".pyx", ".pxd", ".pyi", ".hpp", ".md", ".toml", ".sh", ".svg", ".allow", ".json", ".in", ""}
+
+
+def source_files() -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and not f.endswith(SKIPPED))
+        found += [Path(folder, name) for name in sorted(names) if name[0] != "." and Path(name).suffix in TEXT]
+    return [*found, *(ROOT / ".ci").glob("*")]
+
+
+FILES = source_files()
+CODE = [path for path in FILES if path.suffix in {".py", ".pyx", ".pxd", ".pyi", ".hpp"}]
+
+
+def at(path: Path, line: int = 0) -> str:
+    return f"{path.relative_to(ROOT)}{f':{line}' if line else ''}"
+
+
+def python_files(*roots: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in CODE:
+        if path.suffix == ".py" and any(path.is_relative_to(root) for root in roots):
+            yield path, ast.parse(path.read_text(), str(path))
+
+
+def rank_in(layers: tuple[tuple[str, ...], ...], name: str) -> int | None:
+    return next((rank for rank, row in enumerate(layers) if name in row), None)
+
+
+# -- arrows
+
+
+def unit_of(path: Path) -> str:
+    """The room of a file of the package: `serving` for python/clipper/serving/states.py, `types` for types.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Each imported module of a file as a full dotted name; `from clipper import x` counts as clipper.x."""
+    inside = path.relative_to(PACKAGE.parent).parts[:-1] if path.is_relative_to(PACKAGE) else ()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(inside[: len(inside) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            if module in ("clipper", "clipper_core"):
+                yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, module
+
+
+def forbidden_python_import(unit: str, target: str) -> str:
+    """Why a file of `unit` may not import `target`; the empty string if it may."""
+    root, _, rest = target.partition(".")
+    below = rest.split(".")[0]
+    if root == "clipper_core":
+        return "" if unit in CORE_USERS else f"only {', '.join(sorted(CORE_USERS))} import the core"
+    if root == "clipper_container":
+        return "" if unit in SDK_USERS else f"only {', '.join(sorted(SDK_USERS))} know the container SDK"
+    if root != "clipper" or not below or below == unit:
+        return ""
+    if below == TESTING:
+        return "only tests import clipper.testing"
+    mine, theirs = rank_in(PYTHON_LAYERS, unit), rank_in(PYTHON_LAYERS, below)
+    if theirs is None:  # a public name such as clipper.ClipperServer, or a room without a row
+        known = (PACKAGE / below).is_dir() or (PACKAGE / f"{below}.py").is_file()
+        return f"{below} has no row in PYTHON_LAYERS" if known else "import it from the module that defines it"
+    if mine is not None and theirs >= mine:
+        return f"{below} is not below {unit}"
+    return ""
+
+
+def test_arrows_of_the_package() -> None:
+    wrong = []
+    for path, tree in python_files(PACKAGE):
+        unit = unit_of(path)
+        if unit == TESTING:
+            continue
+        if rank_in(PYTHON_LAYERS, unit) is None:
+            wrong.append(f"{at(path)}: give {unit} a row in PYTHON_LAYERS")
+        speaks_for_all = unit in ("__init__", "__main__", "cli", "demo")
+        for line, target in imports_of(path, tree):
+            why = forbidden_python_import(unit, target)
+            if why and not (speaks_for_all and why.startswith("import it from")):
+                wrong.append(f"{at(path, line)}: imports {target}: {why}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_sdk_stands_alone() -> None:
+    wrong = [
+        f"{at(path, line)}: imports {target}: the SDK lives where no server is installed"
+        for path, tree in python_files(SDK)
+        for line, target in imports_of(path, tree)
+        if target.split(".")[0] in ("clipper", "clipper_core")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+CIMPORT = re.compile(r"^\s*(?:from\s+clipper_core(?:\.(\w+))?\s+c?import\s+(\w+)|c?import\s+clipper_core\.(\w+))", re.M)
+HPP_INCLUDE = re.compile(r'^\s*#include\s+"(\w+)\.hpp"', re.M)
+PACKAGE_IMPORT = re.compile(r"^\s*(?:from|c?import)\s+clipper\b(?!_)", re.M)
+
+
+def core_imports(text: str) -> set[str]:
+    """Names of the core's modules that a .pyx, .pxd or .hpp refers to."""
+    named = {(a or b or c) for a, b, c in CIMPORT.findall(text)}
+    return named | set(HPP_INCLUDE.findall(text))
+
+
+def test_arrows_of_the_core() -> None:
+    wrong = []
+    for path in CODE:
+        if path.parent != CORE or path.suffix not in (".pyx", ".pxd", ".hpp"):
+            continue
+        name, text = path.stem, path.read_text()
+        mine = rank_in(CORE_LAYERS, name)
+        if mine is None and name != "__init__":
+            wrong.append(f"{at(path)}: give {name} a row in CORE_LAYERS")
+            continue
+        if PACKAGE_IMPORT.search(text):
+            wrong.append(f"{at(path)}: the core knows nothing of the package above it")
+        for target in sorted(core_imports(text) - {name}):
+            theirs = rank_in(CORE_LAYERS, target)
+            if mine is not None and (theirs is None or theirs >= mine):
+                wrong.append(f"{at(path)}: {target} is not below {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_arrow_points_at_nothing() -> None:
+    gone = [n for row in CORE_LAYERS for n in row if not (CORE / f"{n}.pxd").exists()]
+    assert not gone, f"in CORE_LAYERS but not in src/clipper_core: {', '.join(gone)}"
+
+
+def test_every_compiled_module_has_its_page_and_its_stub() -> None:
+    wrong = [
+        f"{at(path)}: no {path.stem}{suffix} beside it"
+        for path in sorted(CORE.glob("*.pyx"))
+        for suffix in (".pxd", ".pyi")
+        if not path.with_suffix(suffix).exists()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- lengths
+
+
+def python_functions(path: Path) -> Iterator[tuple[str, int, int]]:
+    """(name, first line, lines) of each function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+            yield node.name, node.lineno, node.end_lineno - node.lineno + 1
+
+
+CYTHON_DEF = re.compile(r"^( *)(?:cdef|cpdef|def|async def)\b[^=#]*?\b(\w+)\(.*")
+
+
+def cython_functions(path: Path) -> Iterator[tuple[str, int, int]]:
+    """The same for Cython, by indentation: a function ends before the next line that is not deeper than its head."""
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines):
+        head = CYTHON_DEF.match(line)
+        if not head:
+            continue
+        indent, last = len(head[1]), number
+        start = next((i for i in range(number, len(lines)) if lines[i].split("#")[0].rstrip().endswith(":")), number)
+        for i in range(start + 1, len(lines)):
+            if lines[i].strip() and len(lines[i]) - len(lines[i].lstrip()) <= indent:
+                break
+            last = i if lines[i].strip() else last
+        yield head[2], number + 1, last - number + 1
+
+
+def too_long() -> dict[str, int]:
+    found = {}
+    for path in CODE:
+        count = len(path.read_text().splitlines())
+        if count > FILE_LINES_MAX:
+            found[at(path)] = count
+        functions = {".py": python_functions, ".pyx": cython_functions}.get(path.suffix)
+        for name, _, lines in functions(path) if functions else ():
+            if lines > FUNCTION_LINES_MAX:
+                found[f"{at(path)}:{name}"] = lines
+    return found
+
+
+def test_no_file_and_no_function_is_too_long() -> None:
+    found = too_long()
+    wrong = [
+        f"{place}: {lines} lines; at most {FILE_LINES_MAX} a file, {FUNCTION_LINES_MAX} a function: split by idea"
+        for place, lines in found.items()
+        if lines > LONG.get(place, 0)
+    ]
+    wrong += [
+        f"{place}: {lines} in LONG, {found.get(place, 0)} now: let the list shrink"
+        for place, lines in LONG.items()
+        if found.get(place, 0) < lines
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- names and calls
+
+
+def test_every_file_is_named_for_what_it_holds() -> None:
+    wrong = [
+        f"{at(path)}: {part!r} says nothing; take {BANNED_NAMES[part]}"
+        for path in FILES
+        for part in [*path.relative_to(ROOT).parts[:-1], path.stem]
+        if part in BANNED_NAMES
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
+
+
+def banned_calls(path: Path, tree: ast.Module) -> Iterator[str]:
+    place = path.relative_to(ROOT).as_posix()
+    renamed = {  # import x as y, from x import y
+        alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        head, dot, rest = dotted(node.func).partition(".")
+        name = renamed.get(head, head) + dot + rest
+        where, but, instead = BANNED_CALLS.get(name, ((), (), ""))
+        if place.startswith(where) and not place.startswith(but or ("\0",)) and where:
+            yield f"{at(path, node.lineno)}: {name}: {instead}"
+        if any(k.arg == "shell" and getattr(k.value, "value", False) is True for k in node.keywords):
+            yield f"{at(path, node.lineno)}: shell=True: subprocess.run with a list"
+
+
+def test_no_banned_call() -> None:
+    wrong = [line for path, tree in python_files(ROOT) for line in banned_calls(path, tree)]
+    assert not wrong, "\n".join(wrong)
+
+
+DOCSTRING = re.compile(r'(?s)"""(.*?)"""')
+
+
+def test_no_banned_word_in_the_core() -> None:
+    wrong = []
+    for path in CODE:
+        if path.parent != CORE or path.suffix not in (".pyx", ".pxd", ".hpp"):
+            continue
+        text = DOCSTRING.sub(lambda found: "\n" * found[0].count("\n"), path.read_text())
+        comment = "//" if path.suffix == ".hpp" else "#"
+        for number, line in enumerate(text.splitlines(), 1):
+            code = line.split(comment)[0] if not line.lstrip().startswith("#include") else ""
+            wrong += [f"{at(path, number)}: {so}" for word, so in BANNED_CORE.items() if re.search(word, code)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_textual_include() -> None:
+    wrong = [f"{at(path)}: make it a module, cimported by name" for path in CORE.rglob("*.pxi")]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_left_over() -> None:
+    wrong = [
+        f"{at(path, number)}: {found[0]}: do it, or write down in docs/roadmap.md what is missing"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := MARKERS.search(line))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_path_of_one_machine() -> None:
+    places = {ROOT, ROOT.parent, Path.home()} - {Path("/"), Path("/tmp")}
+    here = [f"{place}/" for place in places]
+    someones = re.compile("|".join([*map(re.escape, here), r"/ho" r"me/\w", r"/Us" r"ers/\w"]))
+    wrong = [
+        f"{at(path, number)}: {found[0]}: a path of one machine"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := someones.search(line))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- the rules notice what they are for
+
+
+@pytest.mark.parametrize(
+    ("unit", "target", "allowed"),
+    [
+        ("serving", "clipper_core.engine", True),
+        ("catalog", "clipper_core.engine", False),
+        ("catalog", "clipper.store.memory", True),
+        ("store", "clipper.catalog", False),
+        ("types", "clipper.errors", False),
+        ("server", "clipper.testing", False),
+        ("frontend", "clipper.manage", False),
+        ("serving", "clipper_container", False),
+        ("serving", "numpy", True),
+    ],
+)
+def test_an_arrow_is_judged(unit: str, target: str, allowed: bool) -> None:
+    assert (forbidden_python_import(unit, target) == "") is allowed
+
+
+def test_a_core_import_is_seen() -> None:
+    text = "from clipper_core.ring cimport Ring\n  from clipper_core cimport lane\ncimport clipper_core.codec\n"
+    text += '#include "machine.hpp"\n'
+    assert core_imports(text) == {"ring", "lane", "codec", "machine"}
+
+
+def test_a_long_cython_function_is_seen(tmp_path: Path) -> None:
+    source = tmp_path / "x.pyx"
+    head = "cdef int f(int a,\n           int b) noexcept nogil:\n"
+    source.write_text(head + "    a += 1\n" * 80 + "\ncdef int g():\n    return 1\n")
+    assert [(name, lines) for name, _, lines in cython_functions(source)] == [("f", 82), ("g", 2)]
+
+
+def test_a_banned_call_is_seen() -> None:
+    source = "import time as t\nfrom pickle import loads\nt.time()\nloads(b'')\nrun('x', shell=True)\nprint(1)\n"
+    seen = list(banned_calls(PACKAGE / "server.py", ast.parse(source)))
+    assert [line.split(": ")[1] for line in seen] == ["time.time", "pickle.loads", "shell=True", "print"]
+    assert not list(banned_calls(PACKAGE / "cli.py", ast.parse("print(1)")))

@@ -1,0 +1,226 @@
+"""What travels to another process, and what is said of what cannot."""
+
+import functools
+import hashlib
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from clipper.deploy import PackagingError, pack
+from clipper.deploy.package import input_of
+from clipper_container import Model
+from clipper_container.adapters.function import LoadError, explain, load_target
+from clipper_container.model import as_model
+
+OFFSET = 3
+GUARD = threading.Lock()
+
+
+def shifted(inputs):
+    return [x + OFFSET for x in inputs]
+
+
+def guarded(inputs):
+    with GUARD:
+        return inputs
+
+
+class Tripler(Model):
+    input = "f64[2]"
+
+    def predict_batch(self, inputs):
+        return [x * 3 for x in inputs]
+
+
+class Holder(Model):
+    def __init__(self):
+        self.settings = {"client": threading.Lock()}
+
+    def predict_batch(self, inputs):
+        return inputs
+
+
+class Estimator:
+    n_features_in_ = 64
+
+    def predict(self, inputs):
+        return [x * 2 for x in inputs]
+
+
+def loaded(package):
+    """What another process would load, here."""
+    return as_model(load_target(package.target, package.sha256))
+
+
+def test_functions_closures_methods_and_objects_travel(tmp_path):
+    factor = 5
+    cases = {
+        "function": [shifted, lambda xs: [x * factor for x in xs], Estimator().predict, functools.partial(map, str)],
+        "estimator": [Estimator()],
+        "model": [Tripler, Tripler()],
+    }
+    for kind, things in cases.items():
+        for thing in things:
+            package = pack(thing, "m", 1, tmp_path)
+            assert package.kind == kind
+            mine, theirs = as_model(thing).predict_batch([1, 2]), loaded(package).predict_batch([1, 2])
+            assert [*mine] == [*theirs]
+
+
+def test_the_file_is_named_by_its_content_and_private(tmp_path):
+    package = pack(shifted, "svm", 7, tmp_path / "new" / "directory")
+    with open(package.target, "rb") as file:
+        content = file.read()
+    assert package.sha256 == hashlib.sha256(content).hexdigest()
+    assert os.path.basename(package.target) == f"svm-7-{package.sha256[:12]}.pkl"
+    assert stat.S_IMODE(os.stat(package.target).st_mode) == 0o600
+    assert os.listdir(tmp_path / "new" / "directory") == [os.path.basename(package.target)]
+
+
+def test_a_changed_file_is_not_opened(tmp_path):
+    package = pack(shifted, "svm", 1, tmp_path)
+    with open(package.target, "ab") as file:
+        file.write(b"x")
+    with pytest.raises(LoadError, match="not the file that was deployed"):
+        load_target(package.target, package.sha256)
+
+
+def test_code_of_another_python_is_not_opened(tmp_path):
+    package = pack(shifted, "svm", 1, tmp_path)
+    with open(package.target, "rb") as file:
+        content = file.read()
+    here = f'"{sys.version_info[0]}.{sys.version_info[1]}"'.encode()
+    with open(package.target, "wb") as file:
+        file.write(content.replace(here, b'"3.7"', 1))
+    with pytest.raises(LoadError, match=r"packed by Python 3\.7"):
+        load_target(package.target)
+
+
+def test_local_modules_travel_by_value(tmp_path, monkeypatch):
+    """A function of a local module runs in a process that has neither that module nor the one it uses."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "my_features.py").write_text("def twice(x):\n    return 2 * x\n")
+    (home / "my_model.py").write_text(
+        "import my_features\nfrom my_features import twice\n"
+        "def predict(xs):\n    return [twice(x) + my_features.twice(x) for x in xs]\n"
+    )
+    monkeypatch.syspath_prepend(str(home))
+    import my_model
+
+    package = pack(my_model.predict, "m", 1, tmp_path)
+    for name in ("my_model", "my_features"):
+        del sys.modules[name]
+    source = (
+        "import sys; from clipper_container.adapters.function import load_target\n"
+        f"print(load_target({package.target!r}, {package.sha256!r})([1, 2]), 'my_features' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd="/")
+    assert shown.stdout == "[4, 8] False\n"
+
+
+@pytest.mark.parametrize(
+    ("thing", "kind", "variable"),
+    [
+        (lambda: _closure(threading.Lock()), "_thread.lock", "client"),
+        (lambda: _closure({"deep": [threading.Lock()]}), "_thread.lock", "client.deep.items"),
+        (lambda: _closure(socket.socket.__new__(socket.socket)), "socket.socket", "client"),
+        (lambda: guarded, "_thread.lock", "GUARD"),
+        (Holder, "_thread.lock", "settings.client"),
+        (lambda: Holder().predict_batch, "_thread.lock", "settings.client"),
+        (lambda: functools.partial(_ignore, threading.Lock()), "_thread.lock", "args"),
+    ],
+)
+def test_what_cannot_travel_is_named(tmp_path, thing, kind, variable):
+    with pytest.raises(PackagingError) as caught:
+        pack(thing(), "m", 1, tmp_path)
+    text = str(caught.value)
+    assert text.startswith("cannot ship ")
+    assert f"it closes over a '{kind}' (variable '{variable}'" in text
+    assert text.endswith("Create it inside load().")
+    assert not os.listdir(tmp_path)
+
+
+def test_the_whole_message_for_a_lock(tmp_path):
+    predict = _closure(threading.Lock())
+    line = predict.__code__.co_firstlineno
+    with pytest.raises(PackagingError) as caught:
+        pack(predict, "m", 1, tmp_path)
+    assert str(caught.value) == (
+        f"cannot ship 'predict': it closes over a '_thread.lock' (variable 'client', test_package.py:{line}). "
+        "Create it inside load()."
+    )
+
+
+def _closure(client):
+    def predict(inputs):
+        return client and inputs
+
+    return predict
+
+
+def _ignore(client, inputs):
+    return inputs
+
+
+@pytest.mark.parametrize(
+    "thing", [5, object(), Estimator, np, None, "features", "features:", ":f", "a b:c", "__main__:f"]
+)
+def test_what_is_no_model(tmp_path, thing):
+    with pytest.raises(PackagingError):
+        pack(thing, "m", 1, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", "Upper", ".hidden", "a" * 129, "a\n"])
+def test_names_are_no_paths(tmp_path, name):
+    with pytest.raises(PackagingError):
+        pack(shifted, name, 1, tmp_path)
+
+
+def test_module_targets(tmp_path, monkeypatch):
+    (tmp_path / "local_thing.py").write_text("raise RuntimeError('must not be imported here')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = pack("local_thing:predict", "m", 1, tmp_path)
+    assert (package.target, package.kind, package.sha256) == ("local_thing:predict", "module", "")
+    assert package.code == (str(tmp_path),)
+    assert pack("numpy:sum", "m", 1, tmp_path).code == ()
+    assert pack("not.there:f", "m", 1, tmp_path).code == ()
+    assert pack(shifted, "m", 1, tmp_path, code=[str(tmp_path / "local_thing.py")]).code == (str(tmp_path),)
+    with pytest.raises(PackagingError, match="no such file"):
+        pack(shifted, "m", 1, tmp_path, code=["absent.py"])
+
+
+def test_inputs_are_inferred():
+    assert input_of(Estimator()) == "f64[64]"
+    assert input_of(Estimator().predict) == "f64[64]"
+    assert input_of(Tripler) == "f64[2]"
+    assert input_of(shifted) is None
+    assert input_of(len) is None
+
+
+def test_estimators_travel(tmp_path):
+    pytest.importorskip("sklearn")
+    from sklearn.svm import LinearSVC
+
+    x, y = np.random.default_rng(1).random((40, 4)), np.arange(40) % 2
+    svm = LinearSVC().fit(x, y)
+    for thing in (svm, svm.predict):
+        package = pack(thing, "svm", 1, tmp_path)
+        assert package.input == "f64[4]"
+        np.testing.assert_array_equal(loaded(package).predict_batch(x), svm.predict(x))
+
+
+def test_a_missing_module_is_explained(tmp_path, monkeypatch):
+    (tmp_path / "features.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert explain(ModuleNotFoundError("", name="features")) == (
+        "No module named 'features'. It is a local file; packed by value on the next deploy, "
+        'or add code=["features.py"].'
+    )
+    assert explain(ModuleNotFoundError("", name="xgboost.core")).endswith("Run: pip install xgboost")

@@ -1,0 +1,276 @@
+"""Real child processes: kept alive, given up, stopped, and none left behind."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from clipper.deploy import ContainerSpec, EventKind, ProcessDeployer, ReplicaEvent, ReplicaState, RestartPolicy
+from clipper.deploy.process import TOKEN_ENV, command, describe_exit
+
+QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0)
+
+
+class Events:
+    """The deployer's events, to wait for."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[ReplicaEvent] = queue.Queue()
+        self.seen: list[ReplicaEvent] = []
+
+    def __call__(self, event: ReplicaEvent) -> None:
+        self._queue.put(event)
+
+    def next(self, *kinds: EventKind) -> ReplicaEvent:
+        while True:
+            event = self._queue.get(timeout=20)
+            self.seen.append(event)
+            if event.kind in kinds:
+                return event
+
+
+@pytest.fixture
+def events():
+    return Events()
+
+
+@pytest.fixture
+def deployer(events):
+    with ProcessDeployer(events, QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """Makes a spec of a model with this source; it has no server to connect to, and waits for one."""
+
+    def make(source: str = "def predict(x):\n    return x\n", **fields: object) -> ContainerSpec:
+        (tmp_path / "model.py").write_text(textwrap.dedent(source))
+        target, connect = "model:predict", f"unix:{tmp_path}/none"
+        return ContainerSpec(
+            **{"name": "svm", "target": target, "connect": connect, "code": (str(tmp_path),), **fields}
+        )
+
+    return make
+
+
+def alive(pid: int) -> bool:
+    """Is there such a process, zombies included?"""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def wait_for_log(deployer, text: str) -> None:
+    until(lambda: any(text in line for line in deployer.logs("svm", 1, 0)))
+
+
+def test_a_replica_runs_until_it_is_stopped(deployer, events, spec):
+    deployer.start(spec())
+    pid = events.next(EventKind.STARTED).pid
+    wait_for_log(deployer, "trying again")
+    (status,) = deployer.list()
+    assert (status.name, status.version, status.replica, status.state, status.pid) == ("svm", 1, 0, "running", pid)
+    deployer.stop("svm")
+    assert not alive(pid)
+    stopped = events.next(EventKind.STOPPED)
+    assert (stopped.pid, stopped.detail) == (pid, "exit 0")
+    (status,) = deployer.list()
+    assert (status.state, status.pid, status.restart_count) == (ReplicaState.STOPPED, 0, 0)
+
+
+def test_a_killed_replica_is_started_again(deployer, events, spec):
+    deployer.start(spec())
+    first = events.next(EventKind.STARTED).pid
+    os.kill(first, signal.SIGKILL)
+    exited = events.next(EventKind.EXITED)
+    assert (exited.pid, exited.detail) == (first, "killed (SIGKILL)")
+    assert events.next(EventKind.RESTARTING).detail.startswith("again in ")
+    second = events.next(EventKind.STARTED).pid
+    assert second != first
+    assert not alive(first)
+    (status,) = deployer.list()
+    assert (status.pid, status.restart_count, status.detail) == (second, 1, "killed (SIGKILL)")
+
+
+def test_a_crash_loop_stops_and_keeps_the_last_words(deployer, events, spec):
+    deployer.start(spec("print('about to fail')\nraise RuntimeError('no weights')\n"))
+    failed = events.next(EventKind.FAILED)
+    assert failed.detail.startswith("exit 3; stopped after 5 exits in ")
+    assert failed.log_tail[-1] == "RuntimeError: no weights"
+    assert "about to fail" in failed.log_tail
+    assert "model 'svm' failed to load: RuntimeError: no weights" in failed.log_tail
+    kinds = [event.kind for event in events.seen]
+    assert kinds.count(EventKind.STARTED) == kinds.count(EventKind.EXITED) == 5
+    assert kinds.count(EventKind.RESTARTING) == 4
+    (status,) = deployer.list()
+    assert (status.state, status.restart_count) == (ReplicaState.FAILED, 4)
+    assert "RuntimeError: no weights" in deployer.logs("svm", 1, 0)
+    assert not any(alive(event.pid) for event in events.seen)
+    deployer.stop("svm")  # is no error
+    deployer.start(spec())  # mended
+    events.next(EventKind.STARTED)
+
+
+def test_pauses_double(deployer, events, spec):
+    deployer.start(spec("raise SystemExit(7)\n"))
+    events.next(EventKind.FAILED)
+    pauses = [event.detail for event in events.seen if event.kind == EventKind.RESTARTING]
+    assert pauses == ["again in 0.0 s"] * 4
+    assert all(event.detail == "exit 7" for event in events.seen if event.kind == EventKind.EXITED)
+
+
+def test_an_interpreter_that_is_not_there(deployer, events, spec):
+    deployer.start(spec(python="/no/such/python"))
+    failed = events.next(EventKind.FAILED)
+    assert failed.detail.startswith("not started: ")
+    assert "/no/such/python" in failed.log_tail[-1]
+
+
+def test_a_replica_that_ignores_sigterm_is_killed_after_its_grace(deployer, events, spec):
+    deployer.start(
+        spec("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(60)\n")
+    )
+    pid = events.next(EventKind.STARTED).pid
+    wait_for_log(deployer, "deaf")
+    deployer.stop("svm", grace_s=0.05)
+    assert events.next(EventKind.STOPPED).detail == "killed (SIGKILL)"
+    assert not alive(pid)
+
+
+def test_stop_chooses_by_version_and_replica_and_ends_the_pause(deployer, events, spec):
+    deployer.start(spec(), 0)
+    deployer.start(spec(), 1)
+    deployer.start(spec(version=2), 0)
+    for _ in range(3):
+        events.next(EventKind.STARTED)
+    with pytest.raises(ValueError, match="running already"):
+        deployer.start(spec(), 1)
+    deployer.stop("svm", 1, 0)
+    assert [s.state for s in deployer.list()] == ["stopped", "running", "running"]
+    deployer.stop("svm", 1)
+    assert [s.state for s in deployer.list()] == ["stopped", "stopped", "running"]
+    deployer.stop("other")
+    deployer.stop("svm")
+    assert [s.state for s in deployer.list()] == ["stopped"] * 3
+
+
+def test_stopping_while_it_waits_to_start_again(events, spec):
+    with ProcessDeployer(events, RestartPolicy(backoff_s_min=60, backoff_s_max=60)) as deployer:
+        deployer.start(spec("raise SystemExit(1)\n"))
+        assert events.next(EventKind.RESTARTING).detail == "again in 60.0 s"
+        deployer.stop("svm")
+        assert deployer.list()[0].state == ReplicaState.STOPPED
+
+
+def test_events_may_call_back(spec):
+    events = Events()
+
+    def on_event(event: ReplicaEvent) -> None:
+        if event.kind == EventKind.STARTED:
+            assert deployer.list()[0].state == ReplicaState.RUNNING
+            deployer.stop("svm")  # only asks, in this thread
+        events(event)
+        raise RuntimeError("a callback's own trouble")
+
+    with ProcessDeployer(on_event, QUICK) as deployer:
+        deployer.start(spec())
+        assert events.next(EventKind.STOPPED).kind == EventKind.STOPPED
+
+
+def test_closing_leaves_no_process_and_no_descriptor(spec):
+    before = len(os.listdir("/proc/self/fd"))
+    events = Events()
+    deployer = ProcessDeployer(events, QUICK)
+    for replica in range(3):
+        deployer.start(spec(), replica)
+    pids = [events.next(EventKind.STARTED).pid for _ in range(3)]
+    deployer.close()
+    deployer.close()
+    assert not any(alive(pid) for pid in pids)
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(RuntimeError, match="closed"):
+        deployer.start(spec())
+
+
+def test_a_grandchild_that_holds_the_pipe_delays_nothing(spec):
+    before = len(os.listdir("/proc/self/fd"))
+    events = Events()
+    with ProcessDeployer(events, RestartPolicy(exits_max=1)) as deployer:
+        deployer.start(spec("import subprocess\nsubprocess.Popen(['sleep', '3'])\nprint('bye')\nraise SystemExit(5)\n"))
+        failed = events.next(EventKind.FAILED)
+        assert failed.detail.startswith("exit 5; ")
+        assert failed.log_tail == ("bye",)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_children_die_with_a_killed_parent(tmp_path, spec):
+    made = spec()
+    source = f"""
+        from clipper.deploy import ContainerSpec, ProcessDeployer
+        import time
+        deployer = ProcessDeployer(lambda event: print(event.pid, flush=True))
+        deployer.start(ContainerSpec(name="svm", target="model:predict", connect={made.connect!r}, code={made.code!r}))
+        while not any("trying again" in line for line in deployer.logs("svm", 1, 0)):
+            time.sleep(0.01)
+        print("up", flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert parent.stdout.readline() == "up\n"
+    assert alive(pid)
+    parent.kill()
+    parent.communicate()
+    until(lambda: not alive(pid) or is_zombie(pid))  # whoever adopts orphans here may never reap them
+
+
+def test_the_token_is_not_on_the_command_line(deployer, events, spec):
+    made = spec("import os, sys\nprint('token', os.environ.get('CLIPPER_TOKEN'))\n", token="hush")
+    assert "hush" not in repr(made)
+    assert not any("hush" in word for word in command(made, 0))
+    assert TOKEN_ENV in command(made, 0)
+    deployer.start(spec(token="hush", env={"EXTRA": "1"}))
+    pid = events.next(EventKind.STARTED).pid
+    wait_for_log(deployer, "trying again")
+    with open(f"/proc/{pid}/cmdline") as file:
+        assert "hush" not in file.read()
+
+
+def test_long_and_many_lines_are_bounded(deployer, events, spec):
+    deployer.start(
+        spec("print('x' * 10_000)\nfor i in range(1000): print(i)\nprint('end', end='')\nraise SystemExit(0)")
+    )
+    events.next(EventKind.EXITED)
+    lines = deployer.logs("svm", 1, 0)
+    assert len(lines) <= 200
+    assert all(len(line) <= 4096 for line in lines)
+    deployer.stop("svm")
+    with pytest.raises(KeyError):
+        deployer.logs("svm", 1, 5)
+
+
+def test_exits_in_words():
+    assert describe_exit(3) == "exit 3"
+    assert describe_exit(-9) == "killed (SIGKILL)"
+    assert describe_exit(-64) == "killed (SIGRTMAX)"
+    assert describe_exit(-50) == "killed (signal 50)"

@@ -1,0 +1,459 @@
+"""What the catalog promises: rules that span records, whoever writes, and a view that follows."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from clipper.catalog import Catalog, View, plain
+from clipper.errors import (
+    AlreadyExists,
+    InvalidInput,
+    StillLinked,
+    StoreError,
+    TypeConflict,
+    UnknownApplication,
+    UnknownModel,
+    UnknownVersion,
+)
+from clipper.store import Compare, MemoryStore, Op, SqliteStore, Store, TxnResult
+from clipper.types import Batching, InputType, VersionedModel
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with MemoryStore() as store:
+        yield store
+
+
+@pytest.fixture
+def catalog(store: Store) -> Iterator[Catalog]:
+    with Catalog(store, follow=False, wall_us=lambda: 1_700_000_000_000_000) as catalog:
+        yield catalog
+
+
+def links(*names: str) -> tuple[VersionedModel, ...]:
+    return tuple(map(VersionedModel.parse, names))
+
+
+# -- models
+
+
+def test_versions_count_up_and_the_latest_is_the_highest(catalog: Catalog) -> None:
+    assert [catalog.register_model("svm", "f64[64]").version for _ in range(3)] == [1, 2, 3]
+    assert catalog.register_model("svm", "f64[64]", version=10).version == 10
+    assert catalog.register_model("svm", "f64[64]", version=7).version == 7
+    assert catalog.register_model("svm", "f64[64]").version == 11
+    assert [model.version for model in catalog.versions("svm")] == [1, 2, 3, 7, 10, 11]
+    assert catalog.latest("svm").version == 11
+
+
+def test_a_model_comes_back_as_it_was_registered(store: Store, catalog: Catalog) -> None:
+    model = catalog.register_model(
+        "svm", "f32[8,8]", output="i64", replicas=3, batching=Batching("static", size_max=8, pad=True), cache=False,
+        retry_singly=True, target="mine:predict", sha256="ab" * 32,
+    )  # fmt: skip
+    assert model.created_us == 1_700_000_000_000_000
+    assert Catalog(store, follow=False).latest("svm") == model == catalog.latest("svm")
+    assert model.input == InputType("f32", (8, 8))
+
+
+def test_a_version_never_changes(catalog: Catalog) -> None:
+    first = catalog.register_model("svm", "f64[64]", version=1)
+    with pytest.raises(AlreadyExists, match=r"'svm:1' exists already.*Leave the version out to get 2"):
+        catalog.register_model("svm", "f64[2]", version=1)
+    assert catalog.models() == [first]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("../etc", {}, "bad model name '../etc': '/' is not allowed"),
+        ("svm", {"input": "f65[3]"}, "bad input type"),
+        ("svm", {"version": 0}, "from 1"),
+        ("svm", {"replicas": -1}, "replicas=-1"),
+        ("svm", {"replicas": True}, "replicas=True"),
+        ("svm", {"target": "\ud800"}, "cannot be recorded"),
+    ],
+)
+def test_bad_models_are_refused(catalog: Catalog, name: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        catalog.register_model(name, **{"input": "f64[3]", **options})
+    assert catalog.models() == []
+
+
+def test_unknown_names_say_what_there_is(catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_model("logreg", "f64[64]")
+    with pytest.raises(UnknownModel) as caught:
+        catalog.latest("svn")
+    assert str(caught.value) == "no model 'svn' - did you mean 'svm'? Loaded: logreg, svm."
+    with pytest.raises(UnknownVersion, match=r"no model version 'svm:2' - did you mean 'svm:1'\? Versions: svm:1"):
+        catalog.view.model("svm:2")
+    with pytest.raises(UnknownModel):
+        catalog.versions("none")
+    with pytest.raises(InvalidInput):
+        catalog.view.model("svm:x")
+
+
+def test_replicas_are_set_without_touching_the_version(catalog: Catalog) -> None:
+    catalog.register_model("svm", "str", replicas=1)
+    catalog.register_model("svm", "str", replicas=1)
+    assert catalog.set_replicas("svm", 5).replicas == 5
+    assert catalog.set_replicas("svm:1", 0).replicas == 0
+    assert [(m.version, m.replicas, m.created_us > 0) for m in catalog.models()] == [(1, 0, True), (2, 5, True)]
+    for bad in (-1, 10**9, 1.5, "2"):
+        with pytest.raises(InvalidInput, match="replicas="):
+            catalog.set_replicas("svm", bad)  # type: ignore[arg-type]
+    with pytest.raises(UnknownModel):
+        catalog.set_replicas("forest", 1)
+
+
+def test_a_retired_version_is_gone_but_its_number_is_not_used_again(catalog: Catalog) -> None:
+    catalog.register_model("svm", "str")
+    catalog.register_model("svm", "str")
+    assert catalog.retire_model("svm").version == 2
+    assert catalog.latest("svm").version == 1
+    with pytest.raises(UnknownVersion):
+        catalog.retire_model("svm:2")
+    with pytest.raises(AlreadyExists):
+        catalog.register_model("svm", "str", version=2)
+    assert catalog.register_model("svm", "str").version == 3
+    assert [(m.version, bool(m.retired_us), m.replicas) for m in catalog.view.versions["svm"]] == [
+        (1, False, 1), (2, True, 0), (3, False, 1),
+    ]  # fmt: skip
+
+
+def test_a_model_that_is_asked_cannot_be_retired_but_by_force(catalog: Catalog) -> None:
+    for _ in range(2):
+        catalog.register_model("svm", "str")
+    catalog.register_application("pinned", ["svm:1"])
+    catalog.register_application("latest", ["svm"])
+    with pytest.raises(StillLinked, match="'svm:1' is still linked to: pinned"):
+        catalog.retire_model("svm:1")
+    catalog.retire_model("svm:2")
+    with pytest.raises(StillLinked, match="latest, pinned"):
+        catalog.retire_model("svm:1")
+    catalog.retire_model("svm:1", force=True)
+    assert [app.models for app in catalog.applications()] == [(), ()]
+    assert catalog.models() == []
+
+
+def test_retiring_the_latest_may_not_leave_an_application_with_other_inputs(catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[3]")
+    catalog.register_model("svm", "f64[4]")
+    catalog.register_application("digits", ["svm"])
+    with pytest.raises(StillLinked, match="digits"):
+        catalog.retire_model("svm:2")
+    catalog.retire_model("svm:1")
+
+
+# -- applications
+
+
+DEFAULTS = [
+    None, -1, 2**63, 0.5, float("inf"), "none", "", b"\x00\xff", True, [1.0, 2.0], [[b"x"], ["y", None]],
+    np.array([[1, 2], [3, 4]]), np.float32(0.5), np.int64(-1), np.array(["a"]), (1, 2), bytearray(b"x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("default", DEFAULTS, ids=repr)
+def test_an_application_comes_back_as_it_was_registered(store: Store, catalog: Catalog, default: object) -> None:
+    catalog.register_model("svm", "f64[64]")
+    app = catalog.register_application(
+        "digits", ["svm:1", VersionedModel("svm")], slo_ms=7.5, default=default, policy="single", confidence_min=0.25
+    )
+    assert app.input == InputType("f64", (64,)), "the model's"
+    assert app.models == links("svm:1", "svm")
+    assert app.slo_us == 7500
+    again = Catalog(store, follow=False).application("digits")
+    assert again == app == catalog.application("digits")
+    assert type(again.default) is type(plain(default))
+
+
+def test_a_nan_default_survives(store: Store, catalog: Catalog) -> None:
+    catalog.register_application("a", default=np.array([float("nan"), 1.0]))
+    found = Catalog(store, follow=False).application("a").default
+    assert np.isnan(found[0])
+    assert found[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"name": "Digits"}, InvalidInput, "bad application name 'Digits': 'D' is not allowed"),
+        ({"models": ["forest"]}, UnknownModel, "no model 'forest'"),
+        ({"models": ["svm:9"]}, UnknownVersion, "svm:9"),
+        ({"models": ["svm", "svm"]}, InvalidInput, "twice"),
+        ({"models": ["svm:zero"]}, InvalidInput, "bad version"),
+        ({"models": ["svm", "text"]}, TypeConflict, r"'text:1' takes str, application 'digits' asks with f64\[64\]"),
+        ({"models": ["svm"], "input": "f64[63]"}, TypeConflict, "asks with f64.63."),
+        ({"input": "f64[-1]"}, InvalidInput, "dimensions"),
+        ({"slo_ms": 0}, InvalidInput, "slo_ms=0"),
+        ({"slo_ms": float("nan")}, InvalidInput, "slo_ms=nan"),
+        ({"slo_ms": float("inf")}, InvalidInput, "slo_ms=inf"),
+        ({"slo_ms": "20"}, InvalidInput, "slo_ms='20'"),
+        ({"confidence_min": 1.5}, InvalidInput, "confidence_min=1.5"),
+        ({"policy": "No Policy"}, InvalidInput, "bad policy name"),
+        ({"default": object()}, InvalidInput, "cannot be an application's default"),
+        ({"default": {"a": 1}}, InvalidInput, "dict"),
+        ({"default": 2**64}, InvalidInput, "64 bits"),
+    ],
+)
+def test_bad_applications_are_refused(
+    catalog: Catalog, options: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_model("text", "str")
+    revision = catalog.view.revision
+    with pytest.raises(error, match=why):
+        catalog.register_application(**{"name": "digits", **options})
+    assert catalog.applications() == []
+    assert catalog.refresh().revision == revision
+
+
+def test_a_deleted_application_is_really_gone(store: Store, catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_application("digits", ["svm"], default=-1)
+    with pytest.raises(AlreadyExists, match="'digits' is registered already"):
+        catalog.register_application("digits")
+    catalog.unregister_application("digits")
+    assert not any("digits" in record.key or b"digits" in record.value for record in store.range("")[0])
+    for call in (catalog.application, catalog.unregister_application):
+        with pytest.raises(UnknownApplication, match=r"no application 'digits'.*none yet"):
+            call("digits")
+    catalog.retire_model("svm")
+    assert catalog.register_application("digits", input="str").default is None
+
+
+def test_link_and_unlink(catalog: Catalog) -> None:
+    for name, input in (("svm", "f64[64]"), ("forest", "f64[64]"), ("text", "str"), ("all", "any")):
+        catalog.register_model(name, input)
+    assert catalog.register_application("digits").input == InputType("any")
+    assert catalog.link("digits", "all").input == InputType("any")
+    assert catalog.link("digits", "svm").input == InputType("f64", (64,))
+    assert catalog.link("digits", "forest:1").models == links("all", "svm", "forest:1")
+    revision = catalog.view.revision
+    assert catalog.link("digits", "svm").models == links("all", "svm", "forest:1")
+    assert catalog.refresh().revision == revision, "linking twice writes nothing"
+    with pytest.raises(TypeConflict):
+        catalog.link("digits", "text")
+    assert catalog.unlink("digits", "svm").models == links("all", "forest:1")
+    with pytest.raises(UnknownModel, match=r"does not link 'forest'\. Linked: all, forest:1"):
+        catalog.unlink("digits", "forest")
+    with pytest.raises(UnknownApplication):
+        catalog.link("digit", "svm")
+
+
+def test_update(catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[64]")
+    before = catalog.register_application("digits", ["svm"])
+    after = catalog.update_application("digits", slo_ms=5, default=np.array([1]), policy="single", models=["svm:1"])
+    assert (after.slo_ms, after.default, after.policy, after.models) == (5, [1], "single", links("svm:1"))
+    assert (after.input, after.created_us) == (before.input, before.created_us)
+    assert catalog.application("digits") == after
+    for changes in ({"name": "x"}, {"slo": 3}, {"slo_ms": -1}, {"confidence_min": "1"}):
+        with pytest.raises(InvalidInput):
+            catalog.update_application("digits", **changes)
+    with pytest.raises(TypeConflict):
+        catalog.update_application("digits", input="str")
+    assert catalog.application("digits") == after
+
+
+def test_a_new_version_may_not_change_the_input_under_its_applications(catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_application("digits", ["svm"])
+    with pytest.raises(TypeConflict, match=r"'svm:2' takes f64\[63\], application 'digits' asks with f64\[64\]"):
+        catalog.register_model("svm", "f64[63]")
+    catalog.update_application("digits", models=["svm:1"])
+    assert catalog.register_model("svm", "f64[63]").version == 2
+    catalog.register_model("forest", "f64[64]", version=5)
+    catalog.link("digits", "forest")
+    assert catalog.register_model("forest", "str", version=2), "not the latest, so nobody asks it"
+
+
+# -- views, writers, damage
+
+
+def test_a_view_never_changes(catalog: Catalog) -> None:
+    catalog.register_model("svm", "str")
+    old = catalog.view
+    catalog.register_application("a", ["svm"])
+    assert old.applications == {}
+    assert catalog.view.revision > old.revision
+    with pytest.raises(TypeError):
+        old.applications["x"] = 1  # type: ignore[index]
+
+
+def test_listeners_hear_of_changes_and_only_of_them(store: Store, catalog: Catalog) -> None:
+    heard: list[View] = []
+    end = catalog.on_change(heard.append)
+    catalog.register_model("svm", "str")
+    catalog.refresh()
+    store.put("elsewhere", b"")
+    assert catalog.refresh().revision == store.revision
+    assert [sorted(view.versions) for view in heard] == [["svm"]]
+    end()
+    end()
+    catalog.register_application("a")
+    assert len(heard) == 1
+
+
+def test_a_listener_that_raises_harms_nobody(catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[View] = []
+
+    def broken(view: View) -> None:
+        raise ZeroDivisionError(view.revision)
+
+    catalog.on_change(broken)
+    catalog.on_change(heard.append)
+    assert catalog.register_model("svm", "str").version == 1
+    assert len(heard) == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_another_catalog_on_the_same_store_follows(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    mine: Store = MemoryStore() if kind == "memory" else SqliteStore(path, durable=False)
+    theirs = mine if kind == "memory" else SqliteStore(path, durable=False)
+    with Catalog(mine) as writer, Catalog(theirs) as reader:
+        seen, revisions = threading.Event(), []
+
+        def listen(view: View) -> None:
+            revisions.append(view.revision)
+            if "last" in view.applications:
+                seen.set()
+
+        reader.on_change(listen)
+        writer.register_model("svm", "str")
+        writer.register_application("first", ["svm"])
+        writer.register_application("last", ["svm"])
+        assert seen.wait(60)
+        assert revisions == sorted(revisions), "a view never goes back"
+        assert reader.view.applications == writer.view.applications
+    theirs.close()
+    mine.close()
+
+
+class Failing(MemoryStore):
+    """A store whose reads or writes fail when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads_left = self.writes_left = 10**9
+
+    def range(self, prefix: str) -> tuple[list[Any], int]:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise StoreError("down")
+        return super().range(prefix)
+
+    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+        self.writes_left -= 1
+        if self.writes_left < 0:
+            raise StoreError("down")
+        return super().txn(compares, then, orelse)
+
+
+def test_a_failed_write_changes_nothing_and_a_done_one_is_reported_done() -> None:
+    store = Failing()
+    catalog = Catalog(store, follow=False)
+    store.writes_left = 0
+    with pytest.raises(StoreError, match="down"):
+        catalog.register_model("svm", "str")
+    assert catalog.models() == []
+    store.writes_left, store.reads_left = 10, 1
+    assert catalog.register_model("svm", "str").version == 1, "only the reading back failed"
+    store.reads_left = 10
+    catalog.refresh()
+    assert catalog.latest("svm").version == 1
+
+
+def test_an_unreadable_record_is_named_and_the_rest_goes_on(store: Store, catalog: Catalog) -> None:
+    for name in ("good", "bad", "torn", "scale"):
+        catalog.register_model(name, "str")
+    catalog.register_application("app", ["good"])
+    catalog.register_application("foreign", ["good"])
+    store.put("catalog/model/bad/1", b'{"schema":"clipper.model/1","name":"good","version":1,"input":{"dtype":"str"}}')
+    store.put("catalog/model/torn/1", b'{"schema":"clipper.mod')
+    store.put("catalog/scale/scale/1", b'{"schema":"clipper.scale/1","replicas":"many"}')
+    store.put("catalog/application/foreign", b'{"schema":"clipper.application/2","name":"foreign"}')
+    view = catalog.refresh()
+    assert [model.name for model in view.models()] == ["good"]
+    assert list(view.applications) == ["app"]
+    assert sorted(view.unreadable) == [
+        "catalog/application/foreign", "catalog/model/bad/1", "catalog/model/torn/1", "catalog/scale/scale/1",
+    ]  # fmt: skip
+    assert catalog.register_model("torn", "str").version == 2, "its number stays taken"
+    with pytest.raises(AlreadyExists):
+        catalog.register_application("foreign")
+    catalog.unregister_application("foreign")
+    catalog.register_application("foreign")
+
+
+def test_records_of_a_later_minor_version_are_read(store: Store, catalog: Catalog) -> None:
+    catalog.register_model("svm", "str")
+    record = store.get("catalog/model/svm/1")
+    assert record is not None
+    later = msgspec.json.encode({**msgspec.json.decode(record.value), "colour": "red"})
+    store.put(record.key, later)
+    assert catalog.refresh().model("svm").version == 1
+
+
+class Overtaken(MemoryStore):
+    """Somebody else writes between a writer's reading and its writing, once."""
+
+    overtake: Callable[[], object] | None = None
+
+    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+        other, self.overtake = self.overtake, None
+        if other:
+            other()
+        return super().txn(compares, then, orelse)
+
+
+def test_rules_hold_when_somebody_writes_between_reading_and_writing() -> None:
+    store = Overtaken()
+    mine, other = Catalog(store, follow=False), Catalog(store, follow=False)
+    store.overtake = lambda: other.register_model("svm", "f64[1]")
+    assert mine.register_model("svm", "f64[1]").version == 2, "the overtaken writer decides again"
+    store.overtake = lambda: other.register_model("svm", "f64[2]")
+    with pytest.raises(TypeConflict):
+        mine.register_application("digits", ["svm"], input="f64[1]")
+    store.overtake = lambda: other.retire_model("svm:1")
+    with pytest.raises(UnknownVersion):
+        mine.register_application("digits", ["svm:1"])
+    assert mine.applications() == []
+
+
+def test_many_writers_keep_the_rules(store: Store) -> None:
+    """Threads with catalogs of their own register versions and link them; no version is given out twice."""
+    barrier, given = threading.Barrier(4), []
+
+    def work(seed: int) -> None:
+        rng, own = random.Random(seed), Catalog(store, follow=False)
+        barrier.wait()
+        for _ in range(15):
+            input = rng.choice(["f64[1]", "f64[2]"])
+            try:
+                given.append(own.register_model("m", input).id)
+                own.register_application(f"app{len(given)}-{seed}", ["m"], input=input)
+            except TypeConflict:
+                pass
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    final = Catalog(store, follow=False)
+    assert sorted(given) == list(links(*(f"m:{i}" for i in range(1, len(given) + 1))))
+    assert [m.version for m in final.versions("m")] == list(range(1, len(given) + 1))
+    for app in final.applications():
+        assert app.input == final.view.model(app.models[0]).input

@@ -1,0 +1,55 @@
+"""One model, and what a policy is looked up by."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from clipper.errors import InvalidInput
+from clipper.selection import POLICIES, Fixed, Prediction, policy_named
+from clipper.types import InputType, VersionedModel
+
+A, B, C = (VersionedModel(name, 1) for name in "abc")
+POLICY = Fixed()
+
+
+def test_the_first_linked_candidate_is_asked() -> None:
+    state = POLICY.init([B, A])
+    assert POLICY.rank_models_desc(state, None) == (B, A)
+    for candidates in itertools.permutations([A, B, C]):
+        assert POLICY.select(state, "u", candidates) == (B,)
+    assert POLICY.select(state, None, [C, A]) == (A,)
+    assert POLICY.select(state, None, [C]) == (C,), "candidates of the request's own"
+    assert POLICY.select(state, None, []) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "reported"), [(None, 1.0), (0.25, 0.25), (1.5, 1.0), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 1.0)]
+)
+def test_the_models_own_confidence_is_reported(own: float | None, reported: float) -> None:
+    combined = POLICY.combine(POLICY.init([A]), {A: Prediction("cat", own)}, ())
+    assert (combined.output, combined.confidence, combined.used) == ("cat", reported, (A,))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.array([0.0, np.nan]), np.float32("-inf"), None])
+def test_what_is_not_finite_is_no_answer(bad: object) -> None:
+    state = POLICY.init([A, B])
+    assert POLICY.combine(state, {A: Prediction(bad)}, ()).used == ()
+    fallback = POLICY.combine(state, {A: Prediction(bad), B: Prediction(2.0)}, ())
+    assert (fallback.output, fallback.used) == (2.0, (B,))
+
+
+def test_nothing_arrived() -> None:
+    combined = POLICY.combine(POLICY.init([A]), {}, (A,))
+    assert (combined.confidence, combined.used) == (0.0, ())
+
+
+def test_any_input_will_do() -> None:
+    assert all(policy.accepts_input_type(InputType.parse(t)) for policy in POLICIES.values() for t in ("str", "f64[3]"))
+
+
+def test_policies_are_found_by_name() -> None:
+    assert {name: policy_named(name).name for name in POLICIES} == {"single": "single", "ensemble": "ensemble"}
+    with pytest.raises(InvalidInput) as caught:
+        policy_named("ensembel")
+    assert str(caught.value) == "no policy 'ensembel' - did you mean 'ensemble'? Policies: ensemble, single."
