@@ -1,8 +1,8 @@
 """Measuring honestly on a machine that others use too.
 
-Three rules. What is compared runs interleaved (A, B, A, B, ...), so that a busy minute hits both. A figure is the median
-of its repetitions, and the spread (fastest to 90th percentile) stands beside it. A latency under load counts from the
-moment the query was meant to be sent, not from when a late sender got round to it.
+Three rules. What is compared runs interleaved (A, B, A, B, ...): a busy minute hits both. A figure is the median of its
+repetitions, and the spread (fastest to 90th percentile) stands beside it. A latency under load counts from when the
+query was meant to be sent, not from when a late sender got round to it.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """What a competent user would write without clipper: Future + queue + thread + np.stack + unix socket + LRU dict.
 
 It is no straw man: the fastest queue of the standard library (SimpleQueue, far cheaper than queue.Queue), batches as
-large as what waits, one system call each way, an LRU of one dict and one lock. It has no deadlines, no metrics, no joining of equal queries and no recovery: it does less than the thing it is compared with.
+large as what waits, one system call each way, an LRU of one dict and one lock. It has no deadlines, no metrics, no
+joining of equal queries and no recovery: it does less than the thing it is compared with.
 """
 
 import asyncio

@@ -2,7 +2,9 @@
 # a few for an ensemble, thousands for an array. done() is one load per slot, and a slot is seen done once only.
 #
 # Ending a task is one compare-and-swap PENDING -> status, on one byte. The loop thread writes the value before it; whoever else
-# ends a slot (cancel) writes no value. A block is recycled by whoever drops its last reference: one per future, one per task.
+# ends a slot (cancel) writes no value. A block is recycled by whoever drops its last reference: two a slot, its future's and its
+# task's, all of them there from the start, so that handing a slot out touches no counter. A query that is answered at submit
+# (a cache hit, a refusal) needs no slot: its Future holds the value itself.
 #
 # Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once per batch; event loops and the
 # callback thread have a mailbox each: a ring of slot ids and one eventfd, written only while its reader is asleep.
@@ -49,7 +51,7 @@ cdef cppclass DeliveryState:
     bint touched                # loop only: something ended since the last flush
 
 # -- slots. Threads: any.
-cdef bint slots_claim(DeliveryState* d, u32 count, u32 tasks, Block** block, u32* first) noexcept nogil   # False: no memory
+cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil   # False: no memory
 cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
 
 # -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
@@ -66,7 +68,10 @@ cdef class Delivery:
 
 cdef class Future:
     cdef Delivery delivery
-    cdef Block* block
+    cdef Block* block                  # NULL: answered at submit, `value` and `status` are here
+    cdef Value at_once
+    cdef u8 status_at_once
+    cdef u64 own_id                    # of one without a block, given when asked for
     cdef u32 first
     cdef u32 count
     cdef u32 cursor                    # slots before it are done
@@ -76,6 +81,8 @@ cdef class Future:
     cdef bint settled
 
     cdef bint is_done(self) noexcept nogil
+    cdef u8 _state(self, u32 i) noexcept nogil
+    cdef Value _held(self, u32 i) noexcept nogil
     cdef int _wait(self, u64 until_us) noexcept nogil
     cdef object _single(self, u32 i)
     cdef object _value(self, u32 i)
@@ -83,4 +90,6 @@ cdef class Future:
     cdef object _many(self)
     cdef int _check(self, u32 i) except -1
 
+cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish, object extra)
+# ^ takes over the value's reference
 cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish, object extra)

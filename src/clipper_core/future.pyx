@@ -68,7 +68,7 @@ cdef void _block_reset(Block* block) noexcept nogil:
 
 
 cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
-    """A fresh block with one reference, the allocator's. Under the lock."""
+    """A fresh block with two references a slot and one of the allocator's. Under the lock."""
     cdef Block* block = NULL
     if count == BLOCK_SLOTS and d.free != NULL:
         block = d.free
@@ -78,7 +78,7 @@ cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
         block = _block_new(count)
     if block == NULL:
         return NULL
-    block.refs.store(1, relaxed)
+    block.refs.store(1 + 2 * count, relaxed)
     block.first_id = d.next_id
     d.next_id += count
     return block
@@ -106,37 +106,31 @@ cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
         _block_retire(d, block)
 
 
-cdef bint slots_claim(DeliveryState* d, u32 count, u32 tasks, Block** block, u32* first) noexcept nogil:
-    """`count` consecutive slots, with one reference for the future and one for each of `tasks`."""
+cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil:
+    """`count` consecutive slots; each comes with its future's reference and its task's."""
     cdef Block* b
     cdef Block* full = NULL
     _lock(d)
+    b = d.current
     if count > BLOCK_SLOTS / 4:
         b = _block_take(d, count)
         if b != NULL:
-            b.used = count
-            b.refs.store(1 + tasks, relaxed)
-        _unlock(d)
-        block[0] = b
-        first[0] = 0
-        d.issued.fetch_add(count, relaxed)
-        return b != NULL
-    b = d.current
-    if b == NULL or b.used + count > BLOCK_SLOTS:
+            b.refs.store(2 * count, relaxed)            # it is never current: no reference of the allocator's
+    elif b == NULL or b.used + count > BLOCK_SLOTS:
         full = b
         b = _block_take(d, BLOCK_SLOTS)
-        if b == NULL:
-            _unlock(d)
-            return False
-        d.current = b
+        if b != NULL:
+            d.current = b
+    if b == NULL:
+        _unlock(d)
+        return False
     first[0] = b.used
     block[0] = b
     b.used += count
-    b.refs.fetch_add(1 + tasks, relaxed)
+    d.issued.store(d.issued.load(relaxed) + count, relaxed)
     _unlock(d)
-    d.issued.fetch_add(count, relaxed)
     if full != NULL:
-        block_drop(d, full, 1)
+        block_drop(d, full, 1 + 2 * (BLOCK_SLOTS - full.used))
     return True
 
 
@@ -211,7 +205,7 @@ cdef class Delivery:
         if d == NULL:
             return
         if d.current != NULL:
-            block_drop(d, d.current, 1)
+            block_drop(d, d.current, 1 + 2 * (BLOCK_SLOTS - d.current.used))
         while d.free != NULL:
             block = d.free
             d.free = block.next
@@ -259,6 +253,7 @@ cdef class Future:
         cdef u8 state
         cdef Value value
         if self.block == NULL:
+            value_drop(&self.at_once)
             return
         for i in range(self.first, self.first + self.count):
             state = self.block.state[i].load(acquire)
@@ -267,15 +262,32 @@ cdef class Future:
                 value.tag = TAG_BLOB
                 value_drop(&value)
                 self.block.tag[i] = TAG_NONE
-        block_drop(self.delivery.state, self.block, 1)
+        block_drop(self.delivery.state, self.block, self.count)
+
+    cdef u8 _state(self, u32 i) noexcept nogil:
+        if self.block == NULL:
+            return self.status_at_once
+        return self.block.state[self.first + i].load(acquire)
+
+    cdef Value _held(self, u32 i) noexcept nogil:
+        """The value in slot i, borrowed."""
+        cdef Value value
+        if self.block == NULL:
+            return self.at_once
+        value.word = self.block.word[self.first + i]
+        value.tag = self.block.tag[self.first + i]
+        return value
 
     cdef bint is_done(self) noexcept nogil:
+        if self.block == NULL:
+            return True
         while self.cursor < self.count:
             if self.block.state[self.first + self.cursor].load(seq_cst) == PENDING:
                 return False
             self.cursor += 1
         return True
 
+    @cython.binding(False)
     def done(self):
         """True once every task of the query has ended, by a prediction, a failure or the deadline."""
         return bool(self.is_done())
@@ -284,13 +296,15 @@ cdef class Future:
         return not self.is_done()
 
     def cancelled(self):
-        return self.block.state[self.first].load(acquire) == CANCELLED
+        return self._state(0) == CANCELLED
 
     def cancel(self):
         """Give the query up. True if a task was still pending; a prediction on its way still fills the cache."""
         cdef DeliveryState* d = self.delivery.state
         cdef u32 i, ended = 0
         cdef u8 pending
+        if self.block == NULL:
+            return False
         for i in range(self.first, self.first + self.count):
             pending = PENDING
             if self.block.state[i].compare_exchange_strong(pending, CANCELLED, seq_cst):
@@ -353,6 +367,7 @@ cdef class Future:
             raise_for(self.delivery.state.dead.load(seq_cst), "the query was in flight in an engine that is gone")
         return rc == 0
 
+    @cython.binding(False)
     def result(self, timeout=None):
         """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or TimeoutError."""
         if not self.is_done() and not self.wait(timeout):
@@ -377,15 +392,13 @@ cdef class Future:
         return None
 
     cdef object _single(self, u32 i):
-        cdef u8 state = self.block.state[self.first + i].load(acquire)
+        cdef u8 state = self._state(i)
         if state == OK:
             return self._value(i)
         raise self._error(i, state)
 
     cdef object _value(self, u32 i):
-        cdef Value value
-        value.word = self.block.word[self.first + i]
-        value.tag = self.block.tag[self.first + i]
+        cdef Value value = self._held(i)
         return value_object(&value)
 
     cdef object _error(self, u32 i, u8 state):
@@ -398,7 +411,7 @@ cdef class Future:
         cdef u32 i
         cdef u8 state
         for i in range(self.count):
-            state = self.block.state[self.first + i].load(acquire)
+            state = self._state(i)
             if state != OK:
                 raise self._error(i, state)
         values = [self._value(i) for i in range(self.count)]
@@ -417,25 +430,24 @@ cdef class Future:
     def status(self, u32 i=0):
         """How task `i` ended (Status), PENDING while it has not."""
         self._check(i)
-        return StatusName(self.block.state[self.first + i].load(acquire))
+        return StatusName(self._state(i))
 
     def statuses(self):
         """One u8 per task, shape (n,): how each ended."""
-        return np.array([self.block.state[self.first + i].load(acquire) for i in range(self.count)], dtype=np.uint8)
+        return np.array([self._state(i) for i in range(self.count)], dtype=np.uint8)
 
     def output(self, u32 i=0):
         """The prediction of task `i`, or None if it has none."""
         self._check(i)
-        return self._value(i) if self.block.state[self.first + i].load(acquire) == OK else None
+        return self._value(i) if self._state(i) == OK else None
 
     def confidence(self, u32 i=0):
         """The confidence the model gave to prediction `i`, or None."""
         cdef Value value
         self._check(i)
-        if self.block.state[self.first + i].load(acquire) != OK:
+        if self._state(i) != OK:
             return None
-        value.word = self.block.word[self.first + i]
-        value.tag = self.block.tag[self.first + i]
+        value = self._held(i)
         return value_confidence(&value)
 
     def detail(self, u32 i=0):
@@ -443,12 +455,11 @@ cdef class Future:
         cdef Value value
         cdef u8 state
         self._check(i)
-        state = self.block.state[self.first + i].load(acquire)
-        if state == PENDING or state == OK or state == CANCELLED or self.block.tag[self.first + i] != TAG_BLOB:
+        state = self._state(i)
+        if state == PENDING or state == OK or state == CANCELLED:
             return ""
-        value.word = self.block.word[self.first + i]
-        value.tag = TAG_BLOB
-        return value_object(&value)
+        value = self._held(i)
+        return value_object(&value) if value.tag == TAG_BLOB else ""
 
     cdef int _check(self, u32 i) except -1:
         if i >= self.count:
@@ -458,13 +469,21 @@ cdef class Future:
     @property
     def id(self):
         """The query's id, unique in this engine: the same in answers, logs and feedback."""
-        return self.block.first_id + self.first
+        cdef DeliveryState* d = self.delivery.state
+        if self.block != NULL:
+            return self.block.first_id + self.first
+        if self.own_id == 0:
+            _lock(d)
+            self.own_id = d.next_id
+            d.next_id += 1
+            _unlock(d)
+        return self.own_id
 
     @property
     def latency_us(self):
         """Microseconds from submit to the last task's end; 0 for a cache hit or while pending."""
         cdef u32 i, longest = 0
-        if not self.is_done():
+        if self.block == NULL or not self.is_done():
             return 0
         for i in range(self.first, self.first + self.count):
             longest = max(longest, self.block.latency_us[i])
@@ -500,6 +519,17 @@ cdef class Future:
         if self.count > 1:
             return f"<Future {self.id} done, {self.count} tasks>"
         return f"<Future {self.id} {self.status().name}>"
+
+
+cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish, object extra):
+    cdef Future future = Future.__new__(Future)
+    future.delivery = delivery
+    future.at_once = value[0]
+    future.status_at_once = status
+    future.count = 1
+    future.finish = finish
+    future.extra = extra
+    return future
 
 
 cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish, object extra):

@@ -15,9 +15,10 @@ cdef cppclass LoopState:
     u32 listener_count
     bint paused[8]              # out of descriptors: not accepting until one is free
     int spare_fd                # given up for a moment when descriptors run out, to turn the caller away
+    bint spins                  # more than one core: a moment of polling may replace a sleep
+    int spin_score              # spells of polling that paid, less those that did not
     atomic[u32] stop
     atomic[u64] steps           # turns of the loop
-    atomic[u64] wakes           # times it woke from sleep
     atomic[u64] late_us_max     # longest sleep beyond what the engine asked for
 
 cdef class IoLoop:

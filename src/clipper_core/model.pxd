@@ -2,9 +2,12 @@
 # is copied into a lane and the loop is woken if it sleeps.
 #
 # Threads: any.
+cimport numpy as cnp
+from clipper_core.clock_cache cimport Key
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport Block, Future
 from clipper_core.machine cimport u8, u32, u64
+from clipper_core.prediction cimport Value
 from clipper_core.scheduler cimport ModelState
 from clipper_core.status cimport Status
 
@@ -21,7 +24,11 @@ cdef class Model:
 
     cdef object _row(self, object x, const void** row, u64* nbytes)
     cdef object _refuse(self, object x, object cause)
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) except *
+    cdef cnp.ndarray _array(self, object x)
+    cdef bint _fits(self, cnp.ndarray array)
+    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, Block* block, u32 slot) noexcept nogil
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) noexcept nogil
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil
     cdef bint _full(self, int klass) noexcept

@@ -7,14 +7,14 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-from clipper_core.clock_cache cimport Key, cache_fill, cache_lookup, key_of
+from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
 from clipper_core.dtype cimport ANY, BYTES, F32, F64, STR, itemsize
-from clipper_core.future cimport block_drop, future_new, slot_fill, slots_claim
+from clipper_core.future cimport block_drop, future_at_once, future_new, slot_fill, slots_claim
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
 from clipper_core.machine cimport aligned_new, futex_wait, monotonic_us, relaxed, seq_cst
 from clipper_core.prediction cimport TAG_NONE, Value, object_value, value_drop, value_object
-from clipper_core.scheduler cimport LANE_CLASSES
+from clipper_core.scheduler cimport LANE_CLASSES, EngineState
 from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, OK, raise_for
 
 from clipper_core.dtype import NAMES
@@ -153,7 +153,7 @@ cdef class Model:
         nbytes[0] = PyBytes_GET_SIZE(x)
         return x
 
-    def _array(self, x):
+    cdef cnp.ndarray _array(self, object x):
         cdef cnp.ndarray array
         if isinstance(x, np.ndarray):
             array = x
@@ -177,7 +177,7 @@ cdef class Model:
             raise self._refuse(x, "it holds NaN or an infinity, and this model was deployed with finite=True")
         return array
 
-    def _fits(self, cnp.ndarray array):
+    cdef bint _fits(self, cnp.ndarray array):
         cdef int i
         if self.state.spec.variable:
             return cnp.PyArray_NDIM(array) == 1
@@ -225,52 +225,72 @@ cdef class Model:
 
     # -- submitting
 
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) except *:
-        """A task for slot `slot`, which was claimed with a reference for it. Ends it here when it is a hit or refused."""
-        cdef ModelState* m = self.state
-        cdef Engine engine = self.engine
-        cdef int klass = log2_of(slo_us)
-        cdef u64 now = engine.state.now_us.load(relaxed) if engine.state.manual else monotonic_us()
-        cdef Key key
-        cdef Value value
-        cdef Status status
+    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil:
+        """Is it in the cache? The key is made in passing; the miss needs it too."""
+        cdef CacheState* cache
         value.word = 0
         value.tag = TAG_NONE
-        if m.cached:
-            key = key_of(engine.state.cache, m.spec.uid, salt, row, nbytes)
-            if cache_lookup(engine.state.cache, &key, &value):
-                count(&m.tally.hits, 1)
-                slot_fill(engine.state.delivery, block, slot, OK, &value)
-                block_drop(engine.state.delivery, block, 1)
-                return OK
+        if not self.state.cached:
+            return False
+        cache = self.engine.state.cache
+        key[0] = key_of(cache, self.state.spec.uid, salt, row, nbytes)
+        if not cache_lookup(cache, key, value):
+            return False
+        count(&self.state.tally.hits, 1)
+        return True
+
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, Block* block, u32 slot) noexcept nogil:
+        """A task in a lane of its SLO's class; OK, or why not."""
+        cdef ModelState* m = self.state
+        cdef EngineState* e = self.engine.state
+        cdef int klass = log2_of(slo_us)
+        cdef u64 now = e.now_us.load(relaxed) if e.manual else monotonic_us()
+        cdef Status status = <Status> (e.delivery.dead.load(relaxed) or e.refusing.load(relaxed))
+        if status != 0:
+            return status
         if m.lanes[klass] == NULL:
-            m.lanes[klass] = lane_new(engine.state.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
+            m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
                                       m.spec.row_bytes, &m.tally)
-        status = <Status> (engine.state.delivery.dead.load(relaxed) or engine.state.refusing.load(relaxed))
-        if status == 0:
-            status = FULL
-            if m.lanes[klass] != NULL and nbytes <= 0xFFFFFFFF:
-                status = lane_submit(engine.state.lanes, m.lanes[klass], row, <u32> nbytes, &key if m.cached else NULL, block,
-                                     slot, now + slo_us, now)
-        if status != OK:
-            count(&m.tally.ended[<u32> status], 1)
-            slot_fill(engine.state.delivery, block, slot, status, &value)
-            block_drop(engine.state.delivery, block, 1)
+        if m.lanes[klass] == NULL or nbytes >> 32:
+            return FULL
+        return lane_submit(e.lanes, m.lanes[klass], row, <u32> nbytes, key if m.cached else NULL, block, slot, now + slo_us,
+                           now)
+
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) noexcept nogil:
+        """A task for slot `slot` of several; ends it here when it is a hit or refused."""
+        cdef Key key
+        cdef Value value
+        cdef Status status = OK
+        if not self._look_up(row, nbytes, salt, &key, &value):
+            status = self._queue(row, nbytes, &key, slo_us, block, slot)
+            if status == OK:
+                return OK
+            count(&self.state.tally.ended[<u32> status], 1)
+        slot_fill(self.engine.state.delivery, block, slot, status, &value)
+        block_drop(self.engine.state.delivery, block, 1)
         return status
 
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object keep = self._row(x, &row, &nbytes)
-        cdef Block* block
-        cdef u32 slot
-        cdef Future future
-        if not slots_claim(self.engine.state.delivery, 1, 1, &block, &slot):
-            raise_for(NO_MEMORY, "no memory for a future")
-        future = future_new(self.engine.delivery, block, slot, 1, finish, extra)
-        self._submit(row, nbytes, salt, slo_us, block, slot)
-        return future
+        cdef Key key
+        cdef Value value
+        cdef Block* block = NULL
+        cdef u32 slot = 0
+        cdef Status status
+        if self._look_up(row, nbytes, salt, &key, &value):
+            return future_at_once(self.engine.delivery, OK, &value, finish, extra)
+        if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
+            return future_at_once(self.engine.delivery, NO_MEMORY, &value, finish, extra)
+        status = self._queue(row, nbytes, &key, slo_us, block, slot)
+        if status != OK:
+            count(&self.state.tally.ended[<u32> status], 1)
+            slot_fill(self.engine.state.delivery, block, slot, status, &value)
+            block_drop(self.engine.state.delivery, block, 1)
+        return future_new(self.engine.delivery, block, slot, 1, finish, extra)
 
+    @cython.binding(False)
     def predict(self, x, slo_ms=None, u64 salt=0):
         """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type or shape.
 
@@ -319,7 +339,7 @@ cdef class Model:
         n = <u32> len(rows)
         if n == 0:
             raise_for(BAD_INPUT, f"predict_many for {self.name} was given no rows")
-        if not slots_claim(self.engine.state.delivery, n, n, &block, &slot):
+        if not slots_claim(self.engine.state.delivery, n, &block, &slot):
             raise_for(NO_MEMORY, f"no memory for {n} predictions")
         future = future_new(self.engine.delivery, block, slot, n, None, None)
         if isinstance(rows, np.ndarray):
@@ -386,7 +406,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef list keep = [(<Model> m)._row(x, &row, &nbytes) for m in models]
     if n == 1:
         return model._predict(x, slo, salt, finish, extra)
-    if not slots_claim(model.engine.state.delivery, n, n, &block, &slot):
+    if not slots_claim(model.engine.state.delivery, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.delivery, block, slot, n, finish, extra)
     for i in range(n):

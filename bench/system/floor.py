@@ -1,0 +1,69 @@
+"""What the machine itself asks: the least that a call, a copy and a round trip between two processes can cost here."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+
+def call_ns(n: int = 20000) -> float:
+    """A method of a compiled object that does nothing, in a loop; the loop itself taken away."""
+    call = [].clear
+    begun = time.perf_counter_ns()
+    for _ in range(n):
+        call()
+    called = time.perf_counter_ns()
+    for _ in range(n):
+        pass
+    return max(1.0, (called - begun - (time.perf_counter_ns() - called)) / n)
+
+
+def copy_ns(rows: int, width_bytes: int) -> Callable[[], float]:
+    """memcpy of the same rows, ns a row."""
+    source = np.zeros(rows * width_bytes, np.uint8)
+    target = np.zeros_like(source)
+
+    def measure() -> float:
+        begun = time.perf_counter_ns()
+        for _ in range(20):
+            np.copyto(target, source)
+        return (time.perf_counter_ns() - begun) / 20 / rows
+
+    return measure
+
+
+class PingPong:
+    """64 bytes there and back over a unix socket, with one blocked process on the other side."""
+
+    def __init__(self) -> None:
+        self._near, far = socket.socketpair()
+        self._child = os.fork()
+        if self._child == 0:
+            self._near.close()
+            _echo(far)
+        far.close()
+
+    def __call__(self, n: int = 500) -> float:
+        """ns a round trip."""
+        message = bytes(64)
+        begun = time.perf_counter_ns()
+        for _ in range(n):
+            self._near.sendall(message)
+            self._near.recv(64)
+        return (time.perf_counter_ns() - begun) / n
+
+    def close(self) -> None:
+        self._near.close()
+        os.waitpid(self._child, 0)
+
+
+def _echo(sock: socket.socket) -> None:
+    try:
+        while message := sock.recv(64):
+            sock.sendall(message)
+    finally:
+        sys.stdout.flush()
+        os._exit(0)

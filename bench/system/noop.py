@@ -1,0 +1,7 @@
+"""A model that costs nothing: the first element of each row."""
+
+from typing import Any
+
+
+def first(rows: Any) -> Any:
+    return rows[:, 0]
