@@ -267,13 +267,14 @@ cdef class Engine:
         """End every task that is still open with CLOSED. The loop must not be running any more."""
         cdef EngineState* e = self.state
         cdef u32 i
-        self.delivery.kill(CLOSED)
+        self.refuse_new()
         for i in range(1, e.slots_used + 1):
             if e.links[i].link != NULL:
                 engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
         for i in range(1, e.lanes.count + 1):
             _end_lane(e, e.lanes.by_id[i])
         delivery_flush(e.delivery)
+        self.delivery.kill(CLOSED)
 
     def kill(self, int status):
         """After a fork: this copy is dead, its threads live in the parent."""

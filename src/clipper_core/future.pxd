@@ -74,12 +74,13 @@ cdef class Future:
     cdef u64 own_id                    # of one without a block, given when asked for
     cdef u32 first
     cdef u32 count
-    cdef u32 cursor                    # slots before it are done
+    cdef atomic[u32] cursor            # slots before it are done
     cdef object finish                 # Future -> result, or None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
     cdef bint settled
 
+    cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; count: none is
     cdef bint is_done(self) noexcept nogil
     cdef u8 _state(self, u32 i) noexcept nogil
     cdef Value _held(self, u32 i) noexcept nogil

@@ -278,14 +278,18 @@ cdef class Future:
         value.tag = self.block.tag[self.first + i]
         return value
 
-    cdef bint is_done(self) noexcept nogil:
+    cdef u32 first_open(self) noexcept nogil:
+        # Several threads may look at once, without the GIL: each stores only what it has seen to be done itself.
+        cdef u32 i = self.cursor.load(acquire)
         if self.block == NULL:
-            return True
-        while self.cursor < self.count:
-            if self.block.state[self.first + self.cursor].load(seq_cst) == PENDING:
-                return False
-            self.cursor += 1
-        return True
+            return self.count
+        while i < self.count and self.block.state[self.first + i].load(seq_cst) != PENDING:
+            i += 1
+        self.cursor.store(i, release)
+        return i
+
+    cdef bint is_done(self) noexcept nogil:
+        return self.block == NULL or self.first_open() == self.count
 
     @cython.binding(False)
     def done(self):
@@ -357,7 +361,7 @@ cdef class Future:
         cdef int rc = 2
         if self.is_done():
             return True
-        until = NEVER_US if timeout is None else monotonic_us() + <u64> max(0.0, timeout * 1e6)
+        until = NEVER_US if timeout is None else monotonic_us() + <u64> min(max(0.0, timeout * 1e6), 1e18)
         while rc == 2:
             with nogil:
                 rc = self._wait(until)
@@ -486,7 +490,8 @@ cdef class Future:
         if self.block == NULL or not self.is_done():
             return 0
         for i in range(self.first, self.first + self.count):
-            longest = max(longest, self.block.latency_us[i])
+            if self.block.state[i].load(acquire) != CANCELLED:      # the loop may still write what nobody will read
+                longest = max(longest, self.block.latency_us[i])
         return longest
 
     # -- event loops and callbacks

@@ -52,9 +52,10 @@ cdef class MailboxReader:
 
     cdef bint _register(self, Future future, item):
         cdef u32 slot
+        cdef u32 open = future.first_open()
         cdef u64 slot_id
-        while not future.is_done():
-            slot = future.first + future.cursor
+        while open < future.count:
+            slot = future.first + open
             slot_id = future.block.first_id + slot
             pairs = self.waiting.setdefault(slot_id, [])
             pairs.append((future, item))
@@ -64,6 +65,7 @@ cdef class MailboxReader:
             pairs.pop()
             if not pairs:
                 del self.waiting[slot_id]
+            open = future.first_open()
         return False
 
     def drain(self):

@@ -22,6 +22,9 @@ cdef class Model:
     cdef u64 lane_bytes_max
     cdef public object on_untyped      # (input) -> (dtype, shape), for a model of type any
 
+    cdef int _settle_by(self, object x) except -1
+    cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
+    cdef cnp.ndarray _array_of(self, object x)
     cdef object _row(self, object x, const void** row, u64* nbytes)
     cdef object _refuse(self, object x, object cause)
     cdef cnp.ndarray _array(self, object x)

@@ -2,8 +2,11 @@
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport free
 from libcpp.vector cimport vector
+
+import math
 
 import numpy as np
 
@@ -13,9 +16,9 @@ from clipper_core.future cimport block_drop, future_at_once, future_new, slot_fi
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
 from clipper_core.machine cimport aligned_new, futex_wait, monotonic_us, relaxed, seq_cst
-from clipper_core.prediction cimport TAG_NONE, Value, object_value, value_drop, value_object
+from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.scheduler cimport LANE_CLASSES, EngineState
-from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, OK, raise_for
+from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, OK, raise_for
 
 from clipper_core.dtype import NAMES
 
@@ -39,6 +42,8 @@ cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 cdef enum:
     QUEUE_WAIT_US = 2000        # predict_many waits this long at a time for room in a full lane
 
+cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
+
 cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"), "u16": np.dtype("<u2"),
                        "i16": np.dtype("<i2"), "u32": np.dtype("<u4"), "i32": np.dtype("<i4"), "u64": np.dtype("<u8"),
                        "i64": np.dtype("<i8"), "f16": np.dtype("<f2"), "f32": np.dtype("<f4"), "f64": np.dtype("<f8")}
@@ -54,6 +59,13 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
     return slo_us
 
 
+def _check_type(str name, str dtype, tuple shape):
+    if (dtype not in NAMES and dtype != "any") or len(shape) > RANK_MAX:
+        raise_for(BAD_INPUT, f"{name}: no type of rows is {dtype} with {len(shape)} dimensions")
+    if shape != (-1,) and any([not 0 < n <= 0xFFFFFFFF for n in shape]) or 8 * math.prod(shape) > ROW_BYTES_MAX:
+        raise_for(BAD_INPUT, f"{name}: a row cannot have the shape {shape}")
+
+
 @cython.final
 cdef class Model:
     """Threads: any. One version of one model in an engine.
@@ -66,8 +78,12 @@ cdef class Model:
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *, u64 slo_us=1000000,
                  bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
                  str output="", tuple output_shape=None):
-        cdef ModelState* m = <ModelState*> aligned_new(sizeof(ModelState))
+        cdef ModelState* m
         cdef u32 i
+        _check_type(name, dtype, shape)
+        _check_type(name, output or "any", output_shape or ())
+        slo_of(slo_us, 0)
+        m = <ModelState*> aligned_new(sizeof(ModelState))
         if m == NULL:
             raise_for(NO_MEMORY, f"no memory for model {name}")
         m.replicas = new vector[u32]()
@@ -117,6 +133,7 @@ cdef class Model:
         """Give a model of type `any` the type of its rows; only before its first row."""
         if self.state.spec.dtype != ANY:
             raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
+        _check_type(self.name, dtype, shape)
         self._set_rows(dtype, shape)
 
     @property
@@ -126,14 +143,22 @@ cdef class Model:
 
     # -- rows
 
+    cdef int _settle_by(self, object x) except -1:
+        """The first input of a model of type `any` says what its rows are. The answer of the thread that comes first holds."""
+        cdef object settled
+        if self.on_untyped is None:
+            raise self._refuse(x, "its input type is not known yet")
+        settled = self.on_untyped(x)
+        if self.state.spec.dtype == ANY:
+            self.settle(*settled)
+        return 0
+
     cdef object _row(self, object x, const void** row, u64* nbytes):
         """Point at the row's bytes; -> the object that must stay alive meanwhile."""
         cdef Py_ssize_t size = 0
         cdef cnp.ndarray array
         if self.state.spec.dtype == ANY:
-            if self.on_untyped is None:
-                raise self._refuse(x, "its input type is not known yet")
-            self.settle(*self.on_untyped(x))
+            self._settle_by(x)
         if self.typenum >= 0:
             array = self._array(x)
             row[0] = cnp.PyArray_DATA(array)
@@ -160,22 +185,28 @@ cdef class Model:
             if (cnp.PyArray_TYPE(array) != self.typenum or not cnp.PyArray_ISCARRAY_RO(array)):
                 if not np.can_cast(array.dtype, self.dtype, "same_kind"):
                     raise self._refuse(x, None)
-                array = np.ascontiguousarray(array, self.dtype)
+                array = np.array(array, self.dtype, order="C")
         else:
-            try:
-                array = np.asarray(x)
-                if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-                    raise self._refuse(x, None)
-                array = np.ascontiguousarray(array, self.dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise self._refuse(x, error) from None
-            if not self.shape:
-                array = array.reshape(np.shape(x))
+            array = self._array_of(x)
         if not self._fits(array):
             raise self._refuse(x, None)
         if self.state.finite and not self._finite(cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array)):
             raise self._refuse(x, "it holds NaN or an infinity, and this model was deployed with finite=True")
         return array
+
+    cdef cnp.ndarray _array_of(self, object x):
+        """From what is no array yet. Whole numbers fit any integer type that holds their values."""
+        try:
+            array = np.asarray(x)
+            if array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.size:
+                bounds = np.iinfo(self.dtype)
+                if array.min() < bounds.min or array.max() > bounds.max:
+                    raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
+            elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+                raise self._refuse(x, None)
+            return np.array(array, self.dtype, order="C")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._refuse(x, error) from None
 
     cdef bint _fits(self, cnp.ndarray array):
         cdef int i
@@ -344,19 +375,41 @@ cdef class Model:
         future = future_new(self.engine.delivery, block, slot, n, None, None)
         if isinstance(rows, np.ndarray):
             row, nbytes = cnp.PyArray_DATA(<cnp.ndarray> rows), self.state.spec.row_bytes
-        for i in range(n):
-            if self.state.spec.row_bytes == 0:
-                keep = self._row(rows[i], &row, &nbytes)
-            if self._full(log2_of(slo)):
-                self._wait_for_room(slo, until)
-            self._submit(row, nbytes, salt, slo, block, slot + i)
-            row = <const char*> row + self.state.spec.row_bytes
+        i = 0
+        try:
+            for i in range(n):
+                if self.state.spec.row_bytes == 0:
+                    keep = self._row(rows[i], &row, &nbytes)
+                if self._full(log2_of(slo)):
+                    self._wait_for_room(slo, until)
+                self._submit(row, nbytes, salt, slo, block, slot + i)
+                row = <const char*> row + self.state.spec.row_bytes
+        except BaseException:           # a signal's, or of an input that changed after it was checked
+            self._give_up(block, slot + i, slot + n)
+            raise
         return future
+
+    cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
+        """Slots that will have no task end here."""
+        cdef Value nothing
+        cdef u32 i
+        nothing.word = 0
+        nothing.tag = TAG_NONE
+        for i in range(first, end):
+            count(&self.state.tally.ended[<u32> CANCELLED], 1)
+            slot_fill(self.engine.state.delivery, block, i, CANCELLED, &nothing)
+            block_drop(self.engine.state.delivery, block, 1)
+        return 0
 
     def _rows(self, rows):
         """All rows checked before the first is submitted."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
+        cdef object keep
+        if not isinstance(rows, np.ndarray):
+            rows = list(rows)
+        if self.state.spec.dtype == ANY and len(rows):
+            keep = self._row(rows[0], &row, &nbytes)
         if self.typenum >= 0 and not self.state.spec.variable:
             try:
                 array = np.asarray(rows)
@@ -386,6 +439,7 @@ cdef class Model:
                 with nogil:
                     futex_wait(&self.engine.state.delivery.epoch, epoch, QUEUE_WAIT_US)
             self.engine.state.delivery.waiters.fetch_sub(1, seq_cst)
+            PyErr_CheckSignals()
 
     cdef bint _full(self, int klass) noexcept:
         return self.state.lanes[klass] != NULL and self.state.lanes[klass].ring.cells.full()

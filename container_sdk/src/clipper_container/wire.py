@@ -246,16 +246,25 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
         rows.data = _open_variable(header, rows.lengths, kind, parts, payload_bytes_max)
     else:
         shape = (n, *header.shape)
-        rows.data = parts.take(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
+        rows.data = _shaped(parts.take(math.prod(shape) * kind.itemsize).view(kind), shape)
     if header.dtype == DType.BOOL and rows.data.view(np.uint8).max(initial=0) > 1:
         raise BadFrame("a bool is 0 or 1")
     if header.flags & _CONFIDENCE:
         rows.confidence = parts.take(4 * n).view("<f4")
     if header.flags & _ROW_STATUS:
         rows.status = parts.take(n)
+        if rows.status.max() > 1:
+            raise BadFrame("a row's status is 0 or 1")
         rows.text = parts.rest().tobytes().decode("utf-8", "replace")
     parts.end()
     return rows
+
+
+def _shaped(data: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    try:
+        return data.reshape(shape)
+    except ValueError as error:  # a dimension of 0 beside huge ones: no bytes, and yet too big for numpy
+        raise BadFrame(f"rows of shape {shape[1:]}") from error
 
 
 def _open_variable(
@@ -308,6 +317,9 @@ def lz4_decode(block: Any, size: int) -> bytes:
     Raises: BadFrame.
     """
     from lz4 import block as lz4_block  # type: ignore[import-untyped]
+
+    if size > 255 * len(block):  # no block grows more; so a short one cannot make us reserve much
+        raise BadFrame(f"an LZ4 block of {len(block)} bytes cannot hold {size}")
 
     try:
         data: bytes = lz4_block.decompress(block, uncompressed_size=size)

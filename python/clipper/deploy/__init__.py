@@ -1,8 +1,7 @@
 """Getting a model into a process of its own: pack it, start it, keep it alive, stop it."""
 
-from clipper.deploy.package import Package, PackagingError, pack
-
 from clipper.deploy.deployer import ContainerSpec, Deployer, EventKind, ReplicaEvent, ReplicaState, ReplicaStatus
+from clipper.deploy.package import Package, PackagingError, pack
 from clipper.deploy.process import ProcessDeployer, RestartPolicy
 
 __all__ = [

@@ -234,13 +234,14 @@ def test_children_die_with_a_killed_parent(tmp_path, spec):
         print("up", flush=True)
         time.sleep(60)
     """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    assert parent.stdout.readline() == "up\n"
-    assert alive(pid)
-    parent.kill()
-    parent.communicate()
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            assert parent.stdout.readline() == "up\n"
+            assert alive(pid)
+        finally:
+            parent.kill()
     until(lambda: not alive(pid) or is_zombie(pid))  # whoever adopts orphans here may never reap them
 
 

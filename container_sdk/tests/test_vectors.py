@@ -1,0 +1,88 @@
+"""The golden frames of tests/vectors: each means to this SDK what it says there, and what is to be refused is."""
+
+import json
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from clipper_container import wire
+from clipper_container.wire import BadFrame, DType, Flag, Kind, Rows
+
+VECTORS = Path(__file__).parents[2] / "tests" / "vectors"
+LIMIT = 64 << 20
+
+
+def vectors(file, version):
+    if not (VECTORS / file).exists():
+        return []  # an SDK that was unpacked by itself
+    return [pytest.param(v, id=v["name"]) for v in json.loads((VECTORS / file).read_text()) if v["version"] == version]
+
+
+def read(data):
+    """A version 2 frame: its header, and its rows or its payload."""
+    header = wire.decode_header(data[:64], LIMIT)
+    payload = np.frombuffer(data[64:], np.uint8)
+    if header.kind in (Kind.PREDICT, Kind.REPLY):
+        return header, wire.open_rows(header, payload, LIMIT)
+    wire.check_payload(header, payload)
+    return header, payload.tobytes()
+
+
+def read_v1(data):
+    head, content = data[:9], np.frombuffer(data[9:], np.uint8)
+    if wire.v1_content_bytes(head, LIMIT) != content.size:
+        raise BadFrame("there is less, or more, than announced")
+    return wire.v1_open(head, content, LIMIT)
+
+
+def values(rows):
+    """The rows as JSON would say them."""
+    got = wire.row_values(rows)
+    if rows.dtype == DType.BYTES:
+        return [row.hex() for row in got]
+    return got if rows.dtype == DType.STR else [row.tolist() for row in got]
+
+
+@pytest.mark.parametrize("vector", vectors("frames.json", 2))
+def test_a_frame_means_what_it_says(vector):
+    data, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
+    header, content = read(data)
+    assert Kind(header.kind).name == meaning["kind"]
+    assert DType(header.dtype).name.lower() == meaning["dtype"]
+    assert [flag.name for flag in Flag if header.flags & flag] == meaning["flags"]
+    assert list(header.shape) == meaning["shape"]
+    for field in ("rows", "id", "time_us", "payload_bytes", "payload_crc"):
+        assert getattr(header, field) == meaning[field]
+    if not isinstance(content, Rows):
+        expected = msgpack.packb(meaning["map"]) if "map" in meaning else meaning.get("text", "").encode()
+        assert content == expected
+        assert b"".join(wire.control_frame(header.kind, content, header.id, bool(header.flags & Flag.CHECKED))) == data
+        return
+    np.testing.assert_equal(values(content), meaning["values"])
+    for part in ("confidence", "status"):
+        got = getattr(content, part)
+        assert (None if got is None else got.tolist()) == meaning.get(part)
+    assert content.text == meaning.get("text", "")
+    if not header.flags & Flag.COMPRESSED:
+        checked = bool(header.flags & Flag.CHECKED)
+        again, pieces = wire.encode_rows(Kind(header.kind), content, header.id, header.time_us, checked)
+        assert wire.encode_header(again) + b"".join(pieces) == data
+
+
+@pytest.mark.parametrize("vector", vectors("frames.json", 1))
+def test_a_version_1_batch_means_what_it_says(vector):
+    assert values(read_v1(bytes.fromhex(vector["hex"]))) == vector["meaning"]["values"]
+
+
+@pytest.mark.parametrize("vector", vectors("refused.json", 2))
+def test_what_must_be_refused_is(vector):
+    with pytest.raises(BadFrame):
+        read(bytes.fromhex(vector["hex"]))
+
+
+@pytest.mark.parametrize("vector", vectors("refused.json", 1))
+def test_what_must_be_refused_of_version_1_is(vector):
+    with pytest.raises(BadFrame):
+        read_v1(bytes.fromhex(vector["hex"]))
