@@ -6,6 +6,7 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
+from pathlib import Path
 from types import ModuleType
 
 import bench.paper
@@ -14,20 +15,18 @@ from bench.harness import tell
 
 
 def questions() -> dict[str, str]:
-    """Name -> module."""
+    """Name -> module, of those that have a main(quick)."""
     rooms: tuple[ModuleType, ...] = (bench.system, bench.paper)
-    return {
-        found.name: f"{room.__name__}.{found.name}" for room in rooms for found in pkgutil.iter_modules(room.__path__)
+    found = {
+        info.name: f"{room.__name__}.{info.name}" for room in rooms for info in pkgutil.iter_modules(room.__path__)
     }
+    return {name: module for name, module in found.items() if "\ndef main(quick" in source_of(module)}
 
 
-def first_line(module: str) -> str:
-    """The question a module asks, without importing it."""
+def source_of(module: str) -> str:
+    """The text of a module, without importing it."""
     spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    with open(spec.origin) as source:
-        return source.readline().strip().strip('"')
+    return Path(spec.origin).read_text() if spec and spec.origin else ""
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
         out = sys.stdout if options.name is None else sys.stderr
         print(f"no question {options.name!r}; there are" if options.name else "questions:", file=out)
         for name, module in sorted(known.items()):
-            print(f"  {name:14} {first_line(module)}", file=out)
+            print(f"  {name:14} {source_of(module).partition(chr(10))[0].strip(chr(34))}", file=out)
         return 0 if options.name is None else 2
     try:
         rows = importlib.import_module(known[options.name]).main(options.quick)

@@ -1,7 +1,7 @@
 """What one prediction costs from a Python caller, beside the pure-Python reference and the machine's floor.
 
-Everything is measured in one run, interleaved: clipper with its container (a no-op model in a process of its own, over a unix
-socket), the reference with its own, and the floors.
+Everything is measured in one run, interleaved: clipper with its container (a no-op model in a process of its own, over
+a unix socket), the reference with its own, and the floors.
 """
 
 from collections.abc import Callable

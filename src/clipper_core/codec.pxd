@@ -1,7 +1,7 @@
 # Wire frames <-> structs (docs/wire.md). Bytes in, frames out; no sockets, no Python object, no allocation.
 #
-# Threads: any (pure functions). Every length is checked by subtraction against what is there, and against a named limit,
-# before anything is read or reserved.
+# Threads: any (pure functions). Every length is checked by subtraction against what is there, and against a named
+# limit, before anything is read or reserved.
 from clipper_core.machine cimport u8, u16, u32, u64
 from clipper_core.status cimport Status
 
@@ -56,13 +56,13 @@ cdef struct Rows:             # a payload opened: pointers into it, all checked 
     u64 text_bytes
 
 # -- frames (v2)
-cdef void header_encode(const Header* header, u8* out) noexcept nogil                    # writes 64 bytes, header CRC included
+cdef void header_encode(const Header* header, u8* out) noexcept nogil    # writes 64 bytes, header CRC included
 cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* out) noexcept nogil
 # ^ OK; PENDING when n < 64; BAD_FRAME; TOO_LARGE. `out` is written only when OK
 cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits, Rows* out) noexcept nogil
 # ^ payload has header.payload_bytes bytes, 8-byte aligned. Opens PREDICT and REPLY payloads: OK, BAD_FRAME, TOO_LARGE.
 #   Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the bytes has done that
-cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil  # of all rows, COMPRESSED ones once opened
+cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil   # of all rows; COMPRESSED: once opened
 cdef u64 row_bytes_of(const Header* header) noexcept nogil      # fixed rows: product of dims x itemsize; 0 on overflow
 cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil  # zlib's polynomial; start with 0
 

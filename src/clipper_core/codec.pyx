@@ -64,6 +64,8 @@ cdef packed struct Wire:              # the header as it travels
     u32 payload_crc
     u32 header_crc
 
+cdef const u64 BYTES_MAX = (<u64> 1 << 63) - 1    # of all rows of a batch
+
 cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
@@ -124,7 +126,9 @@ cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* 
     if n < HEADER_BYTES:
         return PENDING
     memcpy(&wire, bytes, HEADER_BYTES)
-    if wire.magic != MAGIC or wire.version != WIRE_VERSION or wire.header_crc != crc32(0, bytes, CRC_AT) or wire.reserved:
+    if wire.magic != MAGIC or wire.version != WIRE_VERSION or wire.reserved:
+        return BAD_FRAME
+    if wire.header_crc != crc32(0, bytes, CRC_AT):
         return BAD_FRAME
     header.kind = wire.kind
     header.dtype = wire.dtype
@@ -185,18 +189,19 @@ cdef bint _dims_used(const Header* header, u32 first) noexcept nogil:
 
 
 cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
-    """False when the product does not fit 64 bits. A dimension of 0 makes rows of 0 bytes, whatever the others are."""
-    cdef u64 total = itemsize(header.dtype)
+    """False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0 bytes but excuses no other one:
+    array libraries multiply the rest, and fail on what they get."""
+    cdef u64 rows = max(header.rows, <u32> 1), total = itemsize(header.dtype) * rows
+    cdef bint empty = False
     cdef u32 i
     for i in range(header.rank):
         if header.dims[i] == 0:
-            out[0] = 0
-            return True
-    for i in range(header.rank):
-        if total > ~<u64> 0 // header.dims[i]:
+            empty = True
+        elif total > BYTES_MAX // header.dims[i]:
             return False
-        total *= header.dims[i]
-    out[0] = total
+        else:
+            total *= header.dims[i]
+    out[0] = 0 if empty else total // rows
     return True
 
 
@@ -361,9 +366,9 @@ FrameHeader.__doc__ = "A header, decoded. Threads: any. shape: of one row; (0,) 
 OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text")
 OpenRows.__doc__ = """The rows of a PREDICT or REPLY: read-only views into the payload. Threads: any.
 
-data: ndarray (n, *shape), or 1-d ndarray of all rows one after another when they differ in length; u8 for STR and BYTES.
-lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None. status: u8 (n,), 1 for a row that failed, or None;
-text: bytes, why it did.
+data: ndarray (n, *shape), or 1-d ndarray of all rows one after another when they differ in length; u8 for STR and
+BYTES. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None. status: u8 (n,), 1 for a row that failed,
+or None; text: bytes, why it did.
 """
 
 cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16: np.dtype("<u2"),
@@ -406,8 +411,8 @@ def checksum(data, u32 crc=0):
 def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, rows=0, id=0, time_us=0, checked=False):
     """A frame of these header fields and this payload, both CRCs right, and nothing judged. Threads: any.
 
-    checked: adds CHECKED. It writes what it is told, so that a test can write frames that must be refused; `encode_rows`
-    makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions; OverflowError: a field out of its range.
+    checked: adds CHECKED. It writes what it is told, so that a test can write frames that must be refused;
+    `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions; OverflowError: a field out of its range.
     """
     cdef bytes raw = bytes(payload)
     cdef u32 crc = checksum(raw) if checked or flags & CHECKED else 0
@@ -421,7 +426,8 @@ def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, r
 def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20):
     """-> FrameHeader from the first 64 bytes of `data`; None while there are fewer. Threads: any.
 
-    Raises BAD_FRAME: no header of this version, damaged, or not one that docs/wire.md allows; TOO_LARGE: beyond a limit.
+    Raises BAD_FRAME: no header of this version, damaged, or not one that docs/wire.md allows; TOO_LARGE: beyond a
+    limit.
     """
     cdef bytes raw = bytes(data[:HEADER_BYTES])
     cdef Limits limits = Limits(payload_bytes_max, rows_max, 0)
@@ -429,7 +435,7 @@ def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20)
     cdef Status status = header_decode(<const u8*> PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw), &limits, &header)
     if status == PENDING:
         return None
-    raise_for(status, f"frame header {'beyond the limits' if status == TOO_LARGE else 'damaged or unknown'}: {raw.hex(' ', 4)}")
+    raise_for(status, f"frame header {'too large' if status == TOO_LARGE else 'damaged or unknown'}: {raw.hex(' ', 4)}")
     return FrameHeader(Kind(header.kind), header.dtype, Flag(header.flags), header.rows, header.id,
                        tuple([header.dims[i] for i in range(header.rank)]), header.payload_bytes, header.time_us,
                        header.payload_crc)
@@ -438,8 +444,8 @@ def decode_header(data, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20)
 def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1 << 20, u64 output_bytes_max=16 << 20):
     """-> OpenRows of a PREDICT or REPLY whose header is `header` (FrameHeader). Threads: any.
 
-    Arrays are views of `payload` when it is bytes (else of a copy), except COMPRESSED data. Raises BAD_FRAME: the payload
-    is not what the header says; TOO_LARGE: beyond a limit (output_bytes_max: of one row of a REPLY).
+    Arrays are views of `payload` when it is bytes (else of a copy), except COMPRESSED data. Raises BAD_FRAME: the
+    payload is not what the header says; TOO_LARGE: beyond a limit (output_bytes_max: of one row of a REPLY).
     """
     cdef bytes raw = bytes(payload)
     cdef Header fields = _header_of(header)
@@ -512,12 +518,13 @@ cdef object _list_payload(list rows, bint compressed):
     return number, _variable([row.tobytes() for row in arrays], itemsize(number))
 
 
-def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0, checked=False, compressed=False):
+def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0, checked=False,
+                compressed=False):
     """A whole PREDICT or REPLY frame of `rows`. Threads: any.
 
-    rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of bytes, or of 1-d arrays
-    that differ in length. confidence: n floats. status: n of 0 (fine) or 1 (failed), with `text` saying why. compressed:
-    str rows travel as an LZ4 block. Raises BAD_INPUT.
+    rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of bytes, or of 1-d
+    arrays that differ in length. confidence: n floats. status: n of 0 (fine) or 1 (failed), with `text` saying why.
+    compressed: str rows travel as an LZ4 block. Raises BAD_INPUT.
     """
     cdef int flags = 0
     if isinstance(rows, np.ndarray):

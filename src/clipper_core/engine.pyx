@@ -1,4 +1,5 @@
 """The engine's owner: construction, control from Python, and the doors for a simulator. What it decides is in `scheduler`."""
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -6,13 +7,13 @@ from libcpp.vector cimport vector
 from posix.unistd cimport close
 
 from clipper_core.clock_cache cimport cache_bytes, cache_entries, cache_evictions, cache_free, cache_new
-from clipper_core.future cimport delivery_flush
+from clipper_core.future cimport delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes_free, lanes_new, lanes_wake, row_end,
                                 task_of, ticket_of)
 from clipper_core.link cimport Link, link_free, link_room, link_sent
-from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, monotonic_us,
-                                   relaxed, seq_cst, u8, u32, u64)
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
+                                   relaxed, release, seq_cst, u8, u32, u64)
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
@@ -30,6 +31,7 @@ cdef enum:
     NEWS_MAX = 16384
 
 
+@cython.no_gc_clear                  # what __dealloc__ ends needs `delivery`
 cdef class Engine:
     """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
 
@@ -81,8 +83,10 @@ cdef class Engine:
         cdef u32 i
         if e == NULL:
             return
+        if e.lanes != NULL:
+            _finish(e)              # a future may outlive its engine, but not wait for it
         self._free_links()
-        for i in range(e.model_count):
+        for i in range(e.model_count.load(relaxed)):
             del e.models[i].replicas
             del e.models[i].busy_lanes
             free(e.models[i])
@@ -120,11 +124,11 @@ cdef class Engine:
     cdef u32 add_model(self, ModelState* model) except? 0:
         """Publish a model; the loop sees it with the first row or replica that names it."""
         cdef EngineState* e = self.state
-        if e.model_count >= <u32> self.limits["models_max"]:
+        if e.model_count.load(relaxed) >= <u32> self.limits["models_max"]:
             raise_for(FULL, f"models_max = {self.limits['models_max']} models are registered; raise it in [limits]")
-        model.index = e.model_count
+        model.index = e.model_count.load(relaxed)
         e.models[model.index] = model
-        e.model_count += 1
+        e.model_count.store(model.index + 1, release)
         return model.index
 
     cdef int command(self, Command* command) except -1:
@@ -143,7 +147,7 @@ cdef class Engine:
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME."""
         cdef Command command
-        if model >= self.state.model_count:
+        if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         memset(&command, 0, sizeof(Command))
         command.kind = ATTACH
@@ -265,16 +269,7 @@ cdef class Engine:
 
     def finish(self):
         """End every task that is still open with CLOSED. The loop must not be running any more."""
-        cdef EngineState* e = self.state
-        cdef u32 i
-        self.refuse_new()
-        for i in range(1, e.slots_used + 1):
-            if e.links[i].link != NULL:
-                engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
-        for i in range(1, e.lanes.count + 1):
-            _end_lane(e, e.lanes.by_id[i])
-        delivery_flush(e.delivery)
-        self.delivery.kill(CLOSED)
+        _finish(self.state)
 
     def kill(self, int status):
         """After a fork: this copy is dead, its threads live in the parent."""
@@ -296,7 +291,7 @@ cdef class Engine:
             "queue_bytes": e.lanes.heap_bytes.load(relaxed),
             "cache": {"bytes": cache_bytes(e.cache), "entries": cache_entries(e.cache),
                       "evictions": cache_evictions(e.cache)},
-            "models": [_model_snapshot(e.models[i]) for i in range(e.model_count)],
+            "models": [_model_snapshot(e.models[i]) for i in range(e.model_count.load(acquire))],
         }
 
     def replica(self, u32 conn):
@@ -317,6 +312,18 @@ cdef class Engine:
             "profile": [(1 << i, r.gauge.profile_us[i].load(relaxed), r.gauge.profile_n[i].load(relaxed))
                         for i in range(PROFILE_BUCKETS) if r.gauge.profile_n[i].load(relaxed)],
         }
+
+
+cdef void _finish(EngineState* e) noexcept nogil:
+    cdef u32 i
+    e.refusing.store(CLOSED, seq_cst)
+    for i in range(1, e.slots_used + 1):
+        if e.links[i].link != NULL:
+            engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
+    for i in range(1, e.lanes.count + 1):
+        _end_lane(e, e.lanes.by_id[i])
+    delivery_flush(e.delivery)
+    delivery_kill(e.delivery, CLOSED)
 
 
 cdef void _end_lane(EngineState* e, Lane* lane) noexcept nogil:

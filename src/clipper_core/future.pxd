@@ -57,6 +57,7 @@ cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
 # -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
 cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
 cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
+cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothing will complete any more. Threads: any
 
 # -- ending at submit, before anyone can wait. Threads: any.
 cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil

@@ -182,6 +182,12 @@ cdef void delivery_flush(DeliveryState* d) noexcept nogil:
     d.dirty = 0
 
 
+cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:
+    d.dead.store(<u32> status, seq_cst)
+    d.epoch.fetch_add(1, seq_cst)
+    futex_wake_all(&d.epoch)
+
+
 cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil:
     block.word[slot] = value.word
     block.tag[slot] = value.tag
@@ -228,9 +234,7 @@ cdef class Delivery:
 
     def kill(self, int status):
         """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""
-        self.state.dead.store(status, seq_cst)
-        self.state.epoch.fetch_add(1, seq_cst)
-        futex_wake_all(&self.state.epoch)
+        delivery_kill(self.state, status)
 
 
 # -- futures -----------------------------------------------------------------------------------------------------------
@@ -408,7 +412,7 @@ cdef class Future:
     cdef object _error(self, u32 i, u8 state):
         if state == CANCELLED:
             return CancelledError()
-        return error_for(state, self.detail(i) or f"the prediction ended with {StatusName(state).name}")
+        return error_for(state, self.detail(i))
 
     cdef object _many(self):
         """All values in order: one ndarray when they are numbers of one shape, else a list. Raises on the first failed row."""

@@ -29,6 +29,7 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     TICK_US = 64
     DUE_AT_ONCE = 256
+    SWEEPS_MAX = 65536
     READY_SIZE = 131072         # a lane is in it once at most, and LANES_MAX of them exist
 
 
@@ -266,7 +267,18 @@ cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
     while lane.ring.cells.published(lane.seen):
         _admit(lanes, lane, lane.seen, now_us)
         lane.seen += 1
-    lane.used_us = now_us
+    lane.used_us = max(now_us, <u64> 1)        # 0: never
+
+
+cdef bint _set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil:
+    """The wheel holds twice as many entries as tasks may live, so a full one has dead to sweep: it does a stretch a try."""
+    cdef u32 i
+    cdef Status status = FULL
+    for i in range(SWEEPS_MAX):
+        status = wheel_insert(lanes.wheel, deadline_us, ticket)
+        if status != FULL:
+            break
+    return status == OK
 
 
 cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
@@ -282,7 +294,7 @@ cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
         value_drop(&value)
         _release(lanes, lane, pos)
         return
-    if wheel_insert(lanes.wheel, task.deadline_us, ticket) != OK:
+    if not _set_timer(lanes, task.deadline_us, ticket):
         _answer_empty(lane, lanes, task, FULL, now_us)
         _release(lanes, lane, pos)
         return
@@ -300,7 +312,7 @@ cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil
         pending_put(lanes.pending, &task.key, ticket)
         return False
     owner = task_of(lanes, other)
-    if owner.phase == WAITING and task.deadline_us < owner.deadline_us:
+    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and _lane_of(lanes, other) != lane:
         _take_over(lanes, task, ticket, owner, other)
         return False
     task.phase = JOINED
@@ -318,7 +330,8 @@ cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task, u
 
 
 cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owner_ticket) noexcept nogil:
-    """An equal row waits in a later place: this one goes first, and the other joins it."""
+    """An equal row waits in a lane of longer SLOs: this one goes first, and the other joins it. (In its own lane the other is
+    ahead already: there nothing is gained by changing places.)"""
     cdef Lane* other = _lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
     task.next = owner_ticket

@@ -14,7 +14,7 @@ cdef struct Link:
     u64 rx_frame                # bytes of the frame that link_next handed out; dropped at the next call
     vector[iovec]* tx           # to be sent [tx_at, size)
     u64 tx_at
-    vector[void*]* owned        # freed when all of tx has left
+    vector[void*]* owned        # beside tx: the block to free once that piece has left, or NULL
     bint queued                 # its conn is already in the engine's list of writers
     bint closing                # close it once tx has left
     bint checked                # CRC over payloads too
@@ -22,7 +22,7 @@ cdef struct Link:
     int fd                      # the mover's; -1 without one
     bint waits_out              # the mover's: EPOLLOUT is asked for
     u64 opened_us, heard_us, spoke_us
-    u64 bytes_in, bytes_out
+    u64 bytes_in, bytes_out, bytes_queued        # bytes_queued: left or still to leave
 
 cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil
 cdef void link_free(Link* link) noexcept nogil

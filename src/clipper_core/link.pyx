@@ -9,6 +9,7 @@ from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, PENDING
 cdef enum:
     RX_START = 16384
     RX_ROOM_MIN = 8192
+    SENT_MAX = 4096             # pieces that have left and are not forgotten yet
 
 
 cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil:
@@ -126,7 +127,8 @@ cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil:
     cdef iovec piece
     if n == 0:
         return
-    if link.tx.size() > link.tx_at and <u8*> link.tx.back().iov_base + link.tx.back().iov_len == <u8*> bytes:
+    link.bytes_queued += n
+    if link.tx.size() > link.tx_at and link.owned.back() == NULL and <u8*> link.tx.back().iov_base + link.tx.back().iov_len == <u8*> bytes:
         piece = link.tx.back()
         piece.iov_len += n
         link.tx[0][link.tx.size() - 1] = piece
@@ -134,11 +136,16 @@ cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil:
     piece.iov_base = <void*> bytes
     piece.iov_len = n
     link.tx.push_back(piece)
+    link.owned.push_back(NULL)
 
 
 cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil:
+    cdef iovec piece
+    piece.iov_base = bytes
+    piece.iov_len = n
+    link.tx.push_back(piece)
     link.owned.push_back(bytes)
-    link_send(link, bytes, n)
+    link.bytes_queued += n
 
 
 cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
@@ -184,8 +191,15 @@ cdef void link_sent(Link* link, u64 n, u64 now_us) noexcept nogil:
             link.tx[0][link.tx_at] = piece
             return
         n -= piece.iov_len
+        free(link.owned[0][link.tx_at])
+        link.owned[0][link.tx_at] = NULL
         link.tx_at += 1
-    if link.tx_at == link.tx.size():
-        link.tx.clear()
-        link.tx_at = 0
-        _free_owned(link)
+    if link.tx_at == link.tx.size() or link.tx_at > SENT_MAX:
+        _forget_sent(link)
+
+
+cdef void _forget_sent(Link* link) noexcept nogil:
+    """A busy link may never run dry: what has left must not pile up."""
+    link.tx.erase(link.tx.begin(), link.tx.begin() + link.tx_at)
+    link.owned.erase(link.owned.begin(), link.owned.begin() + link.tx_at)
+    link.tx_at = 0

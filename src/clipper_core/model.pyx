@@ -198,15 +198,15 @@ cdef class Model:
         """From what is no array yet. Whole numbers fit any integer type that holds their values."""
         try:
             array = np.asarray(x)
-            if array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.size:
-                bounds = np.iinfo(self.dtype)
-                if array.min() < bounds.min or array.max() > bounds.max:
-                    raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
-            elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
-                raise self._refuse(x, None)
-            return np.array(array, self.dtype, order="C")
         except (TypeError, ValueError, OverflowError) as error:
             raise self._refuse(x, error) from None
+        if array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.size:
+            bounds = np.iinfo(self.dtype)
+            if array.min() < bounds.min or array.max() > bounds.max:
+                raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
+        elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise self._refuse(x, None)
+        return np.array(array, self.dtype, order="C")
 
     cdef bint _fits(self, cnp.ndarray array):
         cdef int i

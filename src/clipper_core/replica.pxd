@@ -36,6 +36,7 @@ cdef struct Batch:
     u64* tickets
     Key* keys                   # once released; zero where the row is not cached
     u64 sent_us
+    u64 end_bytes               # of all the link's bytes, where this frame ends
     u64 due_us                  # the latest deadline of its rows
     u64 slo_us                  # the tightest SLO
 

@@ -78,6 +78,7 @@ cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
         status = _send_fixed(r, lanes, spec, batch, now_us)
     if status != OK:
         return status
+    batch.end_bytes = r.link.bytes_queued
     r.next_id += 1
     r.flight[r.in_flight] = batch
     r.in_flight += 1
@@ -216,6 +217,8 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     cdef Status status
     if r.in_flight == 0 or header.id != r.flight[0].id:
         return OK if header.id < r.next_id else BAD_FRAME      # a late twin is dropped; an id we never gave is an error
+    if r.link.bytes_out < r.flight[0].end_bytes:
+        return BAD_FRAME            # answered before it was sent: its rows must stay until they have left
     if header.kind == FAILURE:
         batch = _take_oldest(r, slo_us, now_us, False)
         _fail(lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes, now_us)
@@ -340,6 +343,8 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     cdef Batch* batch
     cdef u8* bytes
     if r.in_flight == 0:
+        return PENDING if r.link.rx_len == r.link.rx_at else BAD_FRAME
+    if r.link.bytes_out < r.flight[0].end_bytes:
         return PENDING if r.link.rx_len == r.link.rx_at else BAD_FRAME
     bytes = link_next_bare(r.link, <u64> r.flight[0].n * 8)
     if bytes == NULL:

@@ -78,7 +78,7 @@ cdef cppclass EngineState:
     u64 heartbeat_us
     u64 hello_us                # a connection that says nothing is closed after this
     ModelState** models
-    u32 model_count
+    atomic[u32] model_count     # stored once the model is in place: the loop walks over them
     LinkState* links            # by conn & 0xFFFF; conn's high bits count the reuse
     u32 link_count
     vector[u32]* free_slots

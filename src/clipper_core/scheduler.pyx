@@ -18,7 +18,7 @@ from clipper_core.future cimport delivery_flush
 from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
                                 row_end, task_due_us, task_of, ticket_of)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent
-from clipper_core.machine cimport eventfd_signal, relaxed
+from clipper_core.machine cimport acquire, eventfd_signal, relaxed
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (IN_FLIGHT_MAX, Batch, batch_free, batch_new, replica_bare, replica_frame,
                                    replica_free, replica_lost, replica_new, replica_overdue, replica_send)
@@ -349,14 +349,25 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     model.tally.queued.store(waiting, relaxed)
 
 
+cdef u64 _wire_bytes(ModelState* model, LinkState* slot, Task* task) noexcept nogil:
+    """At most what this row adds to a payload: its length beside it, its share of the padding, and what LZ4 may add."""
+    if slot.link.protocol == 2 and not model.spec.variable:
+        return task.bytes
+    return task.bytes + task.bytes / 128 + 40
+
+
 cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, u64 ticket, u32 n, u64 now_us) noexcept nogil:
     cdef Batch* batch = batch_new(n)
     cdef Task* task
+    cdef u64 nbytes = 0
     if batch == NULL:
         return False
     batch.slo_us = NEVER
     while lane != NULL and batch.n < n:
         task = task_of(e.lanes, ticket)
+        nbytes += _wire_bytes(model, slot, task)
+        if batch.n and nbytes + 8 > e.limits.payload_bytes_max:
+            break
         batch.tickets[batch.n] = ticket
         batch.n += 1
         batch.due_us = max(batch.due_us, task.due_us)
@@ -402,7 +413,7 @@ cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
     for i in range(1, e.slots_used + 1):
         if e.links[i].link != NULL:
             _chore(e, &e.links[i], now_us)
-    for i in range(e.model_count):
+    for i in range(e.model_count.load(acquire)):
         if e.models[i].busy_lanes.size():
             _due_first(e, e.models[i], &ticket)         # frees given-up rows at the heads, replicas or not
             e.models[i].tally.queued.store(_waiting(e, e.models[i]), relaxed)

@@ -15,6 +15,20 @@ class StatusError(Exception):
 
 cdef dict _errors = {}
 
+_DETAILS = {
+    FULL: "the model's queue is full; try again later, or raise limits.queue_rows_max",
+    DEADLINE: "no prediction arrived by the query's deadline",
+    DROPPED: "shed: the prediction could not have been ready by the query's deadline",
+    NO_REPLICA: "no container of the model was connected by the query's deadline",
+    MODEL_ERROR: "the model failed and said nothing",
+    BAD_OUTPUT: "the model's reply had the wrong count, type or shape",
+    REPLICA_LOST: "the container was lost with the query, and no second try was possible",
+    CLOSED: "the server is shutting down",
+    FORKED: "this process is a fork; the server lives in its parent: start one of its own here",
+    TOO_LARGE: "the input is larger than a frame may be; see limits.frame_bytes_max",
+    NO_MEMORY: "memory is out",
+}
+
 
 def bind_errors(dict classes):
     """Bind exception classes to statuses: `{Status.FULL: Overloaded, ...}`. Each is called with one string. Threads: any."""
@@ -25,6 +39,7 @@ def bind_errors(dict classes):
 def error_for(int status, str detail):
     """The exception a task that ended with `status` raises; it is returned, not raised. Threads: any."""
     cls = _errors.get(status)
+    detail = detail or _DETAILS.get(status, f"the prediction ended with {Status(status).name}")
     return StatusError(detail, status) if cls is None else cls(detail)
 
 

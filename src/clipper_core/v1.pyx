@@ -1,11 +1,11 @@
 """The design document's version 1 batches, byte for byte, and the LZ4 blocks that carry strings (docs/wire.md).
 
-Version 1 has no magic, no checksum and no alignment, so all that protects a reader are its lengths: each is compared with
-what is left, and with a named limit, before it is believed.
+Version 1 has no magic, no checksum and no alignment, so all that protects a reader are its lengths: each is compared
+with what is left, and with a named limit, before it is believed.
 
 LZ4 is written as one run of literals, a valid block that any LZ4 library opens, at the speed of memcpy: searching for
-matches runs at a tenth of the speed of a local socket, and the strings of predictions are short. Reading takes any block
-(the format: Yann Collet, lz4_Block_format.md), and only into room of the announced size.
+matches runs at a tenth of the speed of a local socket, and the strings of predictions are short. Reading takes any
+block (the format: Yann Collet, lz4_Block_format.md), and only into room of the announced size.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy, memset
@@ -299,7 +299,7 @@ def encode_v1(int format, rows):
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> v1_bound(format, n, total))
     written = v1_encode(format, n, at.data(), sizes.data(), <u8*> PyBytes_AS_STRING(out), PyBytes_GET_SIZE(out))
     if written == 0:
-        raise_for(BAD_INPUT, f"the rows do not fit format {format}: partial elements, or fixed rows that differ in length")
+        raise_for(BAD_INPUT, f"the rows do not fit format {format}: partial elements, or fixed rows of two lengths")
     return out
 
 
@@ -321,8 +321,8 @@ def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
 def decode_v1(message, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
     """The rows of one whole version 1 batch: a list of ndarray i32 or f64 (read-only), of bytes (u8), or of str.
 
-    Raises BAD_FRAME: lengths that disagree with the bytes, a damaged LZ4 block, strings that are no UTF-8; TOO_LARGE: more
-    than bytes_max of content or opened strings, or more than rows_max rows. Threads: any.
+    Raises BAD_FRAME: lengths that disagree with the bytes, a damaged LZ4 block, strings that are no UTF-8; TOO_LARGE:
+    more than bytes_max of content or opened strings, or more than rows_max rows. Threads: any.
     """
     cdef bytes raw = bytes(message)
     cdef V1Batch batch
@@ -387,8 +387,8 @@ def decode_lz4(block, u64 size):
     """The `size` bytes that an LZ4 block holds. Threads: any.
 
     Nothing is reserved for a size that no block of this length can hold, so a block cannot ask for more than 255 times
-    its own bytes; a limit of your own is yours to check before. Raises BAD_FRAME: damaged, or it holds another number of
-    bytes; TOO_LARGE: more than LZ4_BYTES_MAX.
+    its own bytes; a limit of your own is yours to check before. Raises BAD_FRAME: damaged, or it holds another number
+    of bytes; TOO_LARGE: more than LZ4_BYTES_MAX.
     """
     cdef bytes raw = bytes(block)
     cdef u64 n = PyBytes_GET_SIZE(raw)

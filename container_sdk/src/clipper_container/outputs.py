@@ -91,7 +91,7 @@ def _array(values: NDArray[Any], name: str) -> Rows:
         if values.ndim != 1:
             raise BadOutput(f"model '{name}' returned strings of shape {values.shape}; return one string per input.")
         return _list(values.tolist(), name)
-    native = values.dtype.newbyteorder("<")
+    native = values.dtype if values.dtype.isnative else values.dtype.newbyteorder("<")
     dtype = DTYPE_OF.get(native)
     if dtype is None:
         raise BadOutput(

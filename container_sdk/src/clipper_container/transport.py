@@ -29,6 +29,7 @@ READ_BYTES = 64 << 10
 ALIGNMENT = 64
 BACKOFF_S_MIN = 0.1
 BACKOFF_S_MAX = 10.0
+_JOINED_BYTES_MAX = 16 << 10
 _PIECES_MAX = 512  # of one sendmsg; the kernel's own limit is 1024
 
 
@@ -283,6 +284,9 @@ class Connection:
             self.last_sent = time.monotonic()
 
     def _send_all(self, pieces: Sequence[Any]) -> None:
+        if sum(map(len, pieces)) <= _JOINED_BYTES_MAX:  # copying a little is quicker than describing the pieces
+            self._sock.sendall(b"".join(pieces))
+            return
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         while views:
             sent = self._sock.sendmsg(views[:_PIECES_MAX])

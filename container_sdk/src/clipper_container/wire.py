@@ -14,7 +14,7 @@ from enum import IntEnum, IntFlag
 from itertools import pairwise
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -96,6 +96,7 @@ _ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
 _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
 _FLAGS = int(Flag.VARIABLE | Flag.CONFIDENCE | Flag.ROW_STATUS | Flag.COMPRESSED | Flag.CHECKED)
 _VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED = (int(flag) for flag in Flag)
+_BOOL = int(DType.BOOL)
 
 
 class BadFrame(Exception):
@@ -238,8 +239,10 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
         raise BadFrame(f"payload of {payload.size} bytes, header says {header.payload_bytes}")
     if header.flags & _CHECKED and zlib.crc32(payload.data) != header.payload_crc:
         raise BadFrame("payload damaged (its CRC differs)")
-    parts = _Parts(payload)
     n, kind = header.rows, NUMPY_TYPES[header.dtype]
+    if not header.flags & ~_CHECKED and header.dtype != _BOOL:  # most batches: rows of one shape and nothing else
+        return Rows(header.dtype, n, _only_data(payload, kind, (n, *header.dims[: header.rank])))
+    parts = _Parts(payload)
     rows = Rows(header.dtype, n, payload[:0])
     if header.flags & _VARIABLE:
         rows.lengths = parts.take(4 * n).view("<u4")
@@ -258,6 +261,19 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
         rows.text = parts.rest().tobytes().decode("utf-8", "replace")
     parts.end()
     return rows
+
+
+def _only_data(payload: Bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A payload that is nothing but rows of one shape, and their padding."""
+    size = math.prod(shape) * kind.itemsize
+    padding = -size & 7
+    if payload.size != size + padding:
+        raise BadFrame(f"rows of {size} bytes in a payload of {payload.size}")
+    if padding:
+        if payload[size:].any():
+            raise BadFrame("padding is not zero")
+        payload = payload[:size]
+    return _shaped(payload.view(kind), shape)
 
 
 def _shaped(data: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -316,7 +332,7 @@ def lz4_decode(block: Any, size: int) -> bytes:
 
     Raises: BadFrame.
     """
-    from lz4 import block as lz4_block  # type: ignore[import-untyped]
+    from lz4 import block as lz4_block
 
     if size > 255 * len(block):  # no block grows more; so a short one cannot make us reserve much
         raise BadFrame(f"an LZ4 block of {len(block)} bytes cannot hold {size}")
@@ -363,12 +379,13 @@ def _dims(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 def _put(pieces: list[bytes | memoryview], part: NDArray[Any]) -> int:
-    part = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-    padding = -part.size & 7
-    pieces.append(part.data)
+    size = part.nbytes
+    padding = -size & 7
+    if size:
+        pieces.append((part if part.flags.c_contiguous else np.ascontiguousarray(part)).data.cast("B"))
     if padding:
         pieces.append(_ZEROS[:padding])
-    return part.size + padding
+    return size + padding
 
 
 def offsets(lengths: NDArray[np.uint32]) -> list[int]:
