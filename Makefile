@@ -8,13 +8,14 @@ ARGS ?=
 NAME ?= engine
 
 PY := .venv/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 SOURCES := setup.py $(wildcard src/clipper_core/*.pyx src/clipper_core/*.pxd src/clipper_core/*.hpp)
 
 export CLIPPER_BUILD
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help venv build demo test check stress bench docs clean distclean FORCE
+.PHONY: help venv build demo test check stress bench docs clean distclean micro FORCE
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,12 +36,14 @@ test: .venv/.installed  ## all tests (ARGS="-k cache")
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
-	@echo "ruff";        $(PY) -m ruff check .
-	@echo "mypy";        $(PY) -m mypy
-	@echo "stubtest";    MYPYPATH=python:src:container_sdk/src $(PY) -m mypy.stubtest clipper_core --allowlist tests/stubtest.allow \
-	  --ignore-unused-allowlist --ignore-disjoint-bases
-	@echo "cython-lint"; .venv/bin/cython-lint src/clipper_core
-	@$(PY) -m pytest -q tests/test_tidy.py tests/test_docs.py
+	@failed=; try() { echo "== $$1"; shift; "$$@" || failed=1; }; \
+	try ruff $(PY) -m ruff check .; \
+	try mypy $(PY) -m mypy; \
+	try stubtest env MYPYPATH=python:src:container_sdk/src $(PY) -m mypy.stubtest clipper_core --concise \
+	  --allowlist tests/stubtest.allow --ignore-unused-allowlist --ignore-disjoint-bases; \
+	try cython-lint .venv/bin/cython-lint src/clipper_core; \
+	try tidy $(PY) -m pytest -q tests/test_tidy.py tests/test_docs.py; \
+	test -z "$$failed"
 
 stress: .venv/.installed  ## the stress tests at twenty times their size
 	@CLIPPER_STRESS=$${CLIPPER_STRESS:-20} $(PY) -m pytest tests/stress $(ARGS)
@@ -80,7 +83,7 @@ distclean: clean  ## .venv too
 
 # The recorded build changes when CLIPPER_BUILD does; then every module is compiled anew.
 .venv/.core-build: FORCE | .venv/.tools
-	@test "$$(cat $@ 2>/dev/null)" = "$(CLIPPER_BUILD)" || { rm -f src/clipper_core/*.so; echo "$(CLIPPER_BUILD)" > $@; }
+	@test "$$(cat $@ 2>/dev/null)" = "$(CLIPPER_BUILD)" || { rm -f src/clipper_core/*.so src/clipper_core/*.cpp; echo "$(CLIPPER_BUILD)" > $@; }
 
 .venv/.core: .venv/.tools .venv/.core-build $(SOURCES)
 	@command -v g++ >/dev/null || { echo "no g++: the core cannot be compiled. apt-get install g++"; exit 1; }
@@ -89,7 +92,7 @@ distclean: clean  ## .venv too
 	@echo "building the core, $(CLIPPER_BUILD): about 1 min the first time"
 	@mkdir -p build
 	@$(PY) setup.py --quiet build_ext --inplace --parallel $(JOBS) >build/core.log 2>&1 || { cat build/core.log; exit 1; }
-	@! grep -A 5 'warning:' build/core.log
+	@grep -A 5 "warning:" build/core.log || true
 	@touch $@
 
 .venv/.installed: pyproject.toml container_sdk/pyproject.toml .venv/.core

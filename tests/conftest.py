@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from clipper_core.status import Status, StatusError, bind_errors, error_for
+
 PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
 BYSTANDERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky")
 
@@ -59,6 +61,18 @@ def nothing_left_behind() -> Iterator[None]:
     if len(children) > len(children_before):
         new = "; ".join(f"{i} {command}" for i, command in children.items() if i not in children_before)
         pytest.fail(f"child processes left: {new}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def errors_of_the_core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of the core see its own StatusError, whether or not a test before them has imported the package above."""
+    if Path(__file__).parent / "core" not in request.path.parents:
+        yield
+        return
+    bound = {status: type(error_for(status, "")) for status in Status}
+    bind_errors(dict.fromkeys(Status, None))  # type: ignore[arg-type]  # None: nobody claims it
+    yield
+    bind_errors({status: error for status, error in bound.items() if error is not StatusError})
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,9 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("status", "dtype"),
-    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "codec"),
-    ("future", "clock_cache", "link"),
-    ("mailbox", "lane"),
+    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "v1"),
+    ("future", "clock_cache", "codec"),
+    ("mailbox", "lane", "link"),
     ("replica",),
     ("scheduler",),
     ("engine",),
@@ -33,7 +33,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "clock"),
-    ("config", "selection", "store", "metrics"),
+    ("config", "selection", "store", "metrics", "state_dir"),
     ("catalog",),
     ("serving",),
     ("mesh", "params", "deploy"),
@@ -43,7 +43,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__init__", "__main__"),
 )
-CORE_USERS = {"serving", "params", "selection", "metrics", "server"}
+CORE_USERS = {"serving", "params", "selection", "metrics", "server", "__init__"}
 SDK_USERS = {"deploy", "server", "cli", "demo"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 

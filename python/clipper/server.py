@@ -459,7 +459,6 @@ def _engine_of(config: Config) -> Engine:
         links_max=limits.connections_max,
         models_max=limits.models_max,
         heartbeat_ms=config.server.heartbeat_ms,
-        hello_ms=round(config.server.load_s * 1000),
     )
 
 

@@ -1,8 +1,9 @@
 """Getting a model into a process of its own: pack it, start it, keep it alive, stop it."""
 
 from clipper.deploy.deployer import ContainerSpec, Deployer, EventKind, ReplicaEvent, ReplicaState, ReplicaStatus
-from clipper.deploy.package import Package, PackagingError, pack
+from clipper.deploy.package import Package, pack
 from clipper.deploy.process import ProcessDeployer, RestartPolicy
+from clipper.errors import PackagingError
 
 __all__ = [
     "ContainerSpec",

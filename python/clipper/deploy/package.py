@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
+from clipper.errors import PackagingError
 from clipper_container import Model
 from clipper_container.adapters.function import MAGIC
 
@@ -37,10 +38,6 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
 _SEARCH_DEPTH_MAX = 6
 _Place = tuple[str, str, str]  # variable, where it is, type of what is in it
-
-
-class PackagingError(Exception):
-    """A model that cannot travel to another process; the text names what stands in the way and the next step."""
 
 
 @dataclass(frozen=True, slots=True)

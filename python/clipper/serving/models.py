@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clipper.config import Limits
@@ -30,7 +30,7 @@ class RunningModels:
         self._guard = threading.Lock()
         self._running: dict[VersionedModel, Running] = {}
 
-    def __iter__(self) -> "Iterable[Running]":  # type: ignore[override]
+    def __iter__(self) -> Iterator[Running]:
         return iter(tuple(self._running.values()))
 
     def get(self, wanted: VersionedModel) -> Running | None:

@@ -1,0 +1,49 @@
+"""The one door from a status to an exception, and the numbers that other languages see."""
+
+import subprocess
+import sys
+
+import pytest
+
+from clipper_core.status import Status, StatusError, error_for
+
+
+def test_numbers_are_dense_and_fixed() -> None:
+    assert [status.value for status in Status] == list(range(17))
+    assert (Status.PENDING, Status.OK, Status.FULL, Status.DEADLINE, Status.CANCELLED, Status.UNKNOWN) == (0, 1, 2, 3, 9, 16)
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_every_status_has_an_error_that_keeps_the_detail(status: Status) -> None:
+    error = error_for(status, "the detail")
+    assert isinstance(error, Exception)
+    assert "the detail" in str(error)
+
+
+def test_an_error_nobody_bound_knows_its_status() -> None:
+    error = StatusError("why", Status.BAD_OUTPUT)
+    assert error.status is Status.BAD_OUTPUT
+    assert str(error) == "why"
+
+
+BIND = """
+from clipper_core.status import Status, StatusError, bind_errors, error_for
+assert type(error_for(2, "x")) is StatusError
+class Busy(Exception): pass
+bind_errors({Status.FULL: Busy})
+assert type(error_for(2, "x")) is Busy and str(error_for(Status.FULL, "x")) == "x"
+assert type(error_for(3, "x")) is StatusError
+from clipper_core.engine import Engine
+from clipper_core.model import Model
+m = Model(Engine(manual_clock=True), "m:1", 1, "f64", lane_rows=2)
+futures = [m.predict(float(i)) for i in range(3)]
+assert [f.status() for f in futures] == [0, 0, 2]
+try: futures[2].result()
+except Busy: print("bound")
+"""
+
+
+def test_bound_classes_are_what_results_raise() -> None:
+    """In a process of its own: binding is for good."""
+    run = subprocess.run([sys.executable, "-c", BIND], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("bound\n", "")

@@ -1,0 +1,140 @@
+"""The documentation knows what there is: every key, error, verb, frame and status, and every link leads on.
+
+`python tests/test_docs.py` rewrites the table of settings in docs/operating.md from `clipper.config.describe()`.
+"""
+
+import ast
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"])
+OPERATING = DOCS / "operating.md"
+BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
+
+
+def everything() -> str:
+    return "\n".join(page.read_text() for page in PAGES)
+
+
+def settings_table() -> str:
+    config = importlib.import_module("clipper.config")
+    lines = []
+    section = ""
+    for info in config.describe():
+        head, _, key = info.key.rpartition(".")
+        if head != section:
+            section = head
+            lines += ["", f"### [{section}]", "", "| key | default | unit | range | meaning |", "|---|---|---|---|---|"]
+        cells = (f"`{key}`", plain(info.default), info.unit, info.range, info.text)
+        lines.append(" ".join(f"| {cell}" if cell else "|" for cell in cells) + " |")
+    return "\n".join([BEGIN, *lines, "", END])
+
+
+def plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,}".replace(",", " ").removesuffix(".0")
+    if isinstance(value, str):
+        return value if " " in value else f'"{value}"'
+    return "none" if value is None else "[]" if value == () else str(value)
+
+
+def test_the_table_of_settings_is_true() -> None:
+    page = OPERATING.read_text()
+    found = page[page.index(BEGIN) : page.index(END) + len(END)]
+    assert found == settings_table(), "run: python tests/test_docs.py"
+
+
+def test_every_error_has_its_row() -> None:
+    errors = importlib.import_module("clipper.errors")
+    page = OPERATING.read_text()
+    missing = [
+        name
+        for name, thing in vars(errors).items()
+        if isinstance(thing, type) and issubclass(thing, errors.ClipperError) and f"| `{name}` |" not in page
+    ]
+    assert not missing, f"errors without a row in docs/operating.md: {', '.join(missing)}"
+
+
+def test_every_status_is_explained() -> None:
+    status = importlib.import_module("clipper_core.status").Status
+    missing = [member.name for member in status if f"`{member.name}`" not in everything()]
+    assert not missing, f"statuses that docs/ does not name: {', '.join(missing)}"
+
+
+def test_every_frame_kind_is_in_the_protocol() -> None:
+    codec = importlib.import_module("clipper_core.codec")
+    page = (DOCS / "wire.md").read_text()
+    named = [f"{member.value} {member.name}" for enum in (codec.Kind, codec.Flag) for member in enum]
+    missing = [name for name in named if name not in page]
+    assert not missing, f"not in docs/wire.md: {', '.join(missing)}"
+
+
+def test_every_verb_is_described() -> None:
+    main = importlib.import_module("clipper.cli").main
+    missing = [verb for verb in getattr(main, "commands", {}) if f"clipper {verb}" not in everything()]
+    assert not missing, f"verbs that docs/ does not name: {', '.join(f'clipper {verb}' for verb in missing)}"
+
+
+def test_every_public_name_is_documented() -> None:
+    clipper = importlib.import_module("clipper")
+    public = [name for name in clipper.__all__ if not name.startswith("_")]
+    missing = [name for name in public if not re.search(rf"\b{name}\b", everything())]
+    assert not missing, f"public names that docs/ does not name: {', '.join(missing)}"
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    wrong = []
+    for link in LINK.findall(page.read_text()):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            wrong.append(link)
+    assert not wrong, f"{page.name}: {', '.join(wrong)}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings make, as the usual renderers make them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_example_is_well_formed(page: Path) -> None:
+    for language, text in FENCE.findall(page.read_text()):
+        if language == "python":
+            ast.parse(text, page.name)
+        elif language == "toml":
+            tomllib.loads(text)
+
+
+def test_every_example_of_settings_is_accepted(tmp_path: Path) -> None:
+    load = importlib.import_module("clipper.config").load
+    for page in PAGES:
+        for language, text in FENCE.findall(page.read_text()):
+            if language == "toml":
+                (tmp_path / "clipper.toml").write_text(text)
+                load(tmp_path / "clipper.toml", env={})
+
+
+if __name__ == "__main__":
+    text = OPERATING.read_text()
+    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
+    OPERATING.write_text(before + settings_table() + after)

@@ -1,0 +1,330 @@
+"""Writes the golden frames: frames.json, which every reader must understand, and refused.json, which none may.
+
+An independent witness of docs/wire.md: struct, zlib and numpy only, nothing of ours, so that an error of the codec
+cannot be copied into the vectors. `python tests/vectors/make.py` writes both files anew; `--check` says by its exit
+status whether they differ.
+"""
+
+import json
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE = range(1, 9)
+KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE")
+VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED = 1, 2, 4, 8, 16
+FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED"}
+DTYPES = ("any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes")
+CODES = ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
+NUMPY = dict(zip(DTYPES[1:13], CODES, strict=True))
+Vector = dict[str, Any]
+
+
+def pad(part: bytes) -> bytes:
+    return part + bytes(-len(part) % 8)
+
+
+def header(
+    kind: int = PREDICT,
+    *,
+    magic: bytes = b"CLPR",
+    version: int = 2,
+    dtype: str = "any",
+    dims: tuple[int, ...] = (),
+    rank: int | None = None,
+    flags: int = 0,
+    reserved: int = 0,
+    rows: int = 0,
+    id: int = 0,
+    payload_bytes: int = 0,
+    time_us: int = 0,
+    payload_crc: int = 0,
+) -> bytes:
+    all_dims = (*dims, 0, 0, 0, 0)[:4]
+    number = DTYPES.index(dtype) if dtype in DTYPES else int(dtype)
+    rank = len(dims) if rank is None else rank
+    front = magic + struct.pack("<BBBBHHIQ", version, kind, number, rank, flags, reserved, rows, id)
+    front += struct.pack("<4IQQI", *all_dims, payload_bytes, time_us, payload_crc)
+    return front + struct.pack("<I", zlib.crc32(front))
+
+
+def frame(name: str, kind: int, payload: bytes = b"", *, meaning: Vector | None = None, **fields: Any) -> Vector:
+    flags = fields.get("flags", 0)
+    crc = zlib.crc32(payload) if flags & CHECKED else 0
+    head = header(kind, payload_bytes=len(payload), payload_crc=crc, **fields)
+    said: Vector = {
+        "kind": KINDS[kind],
+        "dtype": fields.get("dtype", "any"),
+        "shape": list(fields.get("dims", ())),
+        "flags": [text for bit, text in FLAGS.items() if flags & bit],
+        "rows": fields.get("rows", 0),
+        "id": fields.get("id", 0),
+        "time_us": fields.get("time_us", 0),
+        "payload_bytes": len(payload),
+        "payload_crc": crc,
+    }
+    return {"name": name, "version": 2, "hex": (head + payload).hex(), "meaning": said | (meaning or {})}
+
+
+# -- batches
+
+
+def tail(confidence: list[float] | None, status: list[int] | None, text: str) -> tuple[int, bytes, Vector]:
+    """What follows the data: its flags, its bytes, its meaning."""
+    flags, part = 0, b""
+    meaning: Vector = {}
+    if confidence is not None:
+        flags, part = CONFIDENCE, pad(np.array(confidence, "<f4").tobytes())
+        meaning["confidence"] = confidence
+    if status is not None:
+        flags, part = flags | ROW_STATUS, part + pad(bytes(status)) + text.encode()
+        meaning |= {"status": status, "text": text}
+    return flags, part, meaning
+
+
+def fixed(
+    name: str,
+    kind: int,
+    dtype: str,
+    values: Any,
+    confidence: list[float] | None = None,
+    status: list[int] | None = None,
+    text: str = "",
+    flags: int = 0,
+    **fields: Any,
+) -> Vector:
+    array = np.array(values, NUMPY[dtype])
+    more, rest, meaning = tail(confidence, status, text)
+    meaning = {"values": array.tolist()} | meaning
+    fields |= {"rows": len(values), "dims": array.shape[1:], "flags": flags | more, "dtype": dtype}
+    return frame(name, kind, pad(array.tobytes()) + rest, meaning=meaning, **fields)
+
+
+def variable(
+    name: str,
+    kind: int,
+    dtype: str,
+    values: list[Any],
+    confidence: list[float] | None = None,
+    status: list[int] | None = None,
+    text: str = "",
+    flags: int = 0,
+    **fields: Any,
+) -> Vector:
+    """values: lists of numbers, str, or (for bytes) hexadecimal str."""
+    if dtype == "str":
+        rows = [value.encode() for value in values]
+    elif dtype == "bytes":
+        rows = [bytes.fromhex(value) for value in values]
+    else:
+        rows = [np.array(value, NUMPY[dtype]).tobytes() for value in values]
+    item = np.dtype(NUMPY.get(dtype, "u1")).itemsize
+    lengths = pad(np.array([len(row) // item for row in rows], "<u4").tobytes())
+    data = b"".join(rows)
+    if flags & COMPRESSED:
+        block = literals(data)
+        data = struct.pack("<Q", len(block)) + block
+    more, rest, meaning = tail(confidence, status, text)
+    fields |= {"rows": len(values), "dims": (0,), "flags": flags | more | VARIABLE, "dtype": dtype}
+    return frame(name, kind, lengths + pad(data) + rest, meaning={"values": values} | meaning, **fields)
+
+
+def literals(data: bytes) -> bytes:
+    """An LZ4 block without matches."""
+    n = len(data)
+    if n < 15:
+        return bytes([n << 4]) + data
+    return bytes([0xF0]) + b"\xff" * ((n - 15) // 255) + bytes([(n - 15) % 255]) + data
+
+
+def pack(value: Any) -> bytes:
+    """The msgpack of maps, str, bool and int from 0 to 2**32 - 1, as short as msgpack allows."""
+    if isinstance(value, dict):
+        return bytes([0x80 | len(value)]) + b"".join(pack(part) for pair in value.items() for part in pair)
+    if isinstance(value, str):
+        raw = value.encode()
+        return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else bytes([0xD9, len(raw)])) + raw
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    for mark, code, bound in ((None, "B", 1 << 7), (0xCC, "B", 1 << 8), (0xCD, ">H", 1 << 16), (0xCE, ">I", 1 << 32)):
+        if value < bound:
+            return (b"" if mark is None else bytes([mark])) + struct.pack(code, value)
+    raise ValueError(value)
+
+
+def version2() -> list[Vector]:
+    hello = {
+        "name": "svm", "version": 3, "replica": 0, "input": "f64[64]", "output": "any", "batch_max": 0, "protocol": 2,
+        "token": "0123456789abcdef0123456789abcdef01", "pid": 4121, "sdk": "clipper-container 0.1.0",
+    }  # fmt: skip
+    welcome = {"conn": 17, "heartbeat_ms": 500, "payload_bytes_max": 64 << 20, "crc": True}
+    refused = "no model 'svn' is expected here: the token is unknown"
+    traceback = 'Traceback (most recent call last):\n  File "model.py", line 7\nValueError: größer als 3'
+    return [
+        frame("hello", HELLO, pack(hello), meaning={"map": hello}),
+        frame("welcome", WELCOME, pack(welcome), meaning={"map": welcome}),
+        frame("welcome_checked", WELCOME, pack(welcome), flags=CHECKED, meaning={"map": welcome}),
+        frame("refuse", REFUSE, refused.encode(), meaning={"text": refused}),
+        frame("failure", FAILURE, traceback.encode(), id=9, meaning={"text": traceback}),
+        frame("heartbeat", HEARTBEAT),
+        frame("goodbye", GOODBYE),
+        fixed("predict_f64_vectors", PREDICT, "f64", [[1.0, -2.5, 0.1], [0.0, 1e300, -0.0]], id=1, time_us=18500),
+        fixed("predict_f32_padded", PREDICT, "f32", [[0.5], [1.5], [-2.0]], id=2, time_us=1),
+        fixed("predict_f32_checked", PREDICT, "f32", [[0.5, 0.25], [1.5, 8.0]], id=2**63 + 5, flags=CHECKED),
+        fixed("predict_f16_image", PREDICT, "f16", np.arange(24).reshape(2, 3, 2, 2).tolist(), id=3),
+        fixed("predict_u8_rank4", PREDICT, "u8", np.arange(16).reshape(1, 2, 2, 2, 2).tolist(), id=4),
+        fixed("predict_i64_scalars", PREDICT, "i64", [-1, 0, 2**53], id=5),
+        fixed("predict_no_elements", PREDICT, "f32", [[], []], id=6),
+        variable("predict_str", PREDICT, "str", ["", "a", "Grüße", "日本語"], id=7, time_us=20000),
+        variable("predict_str_compressed", PREDICT, "str", ["ab" * 200, "", "ü"], id=8, flags=COMPRESSED),
+        variable("predict_bytes", PREDICT, "bytes", ["", "00ff10", "80"], id=9),
+        variable("predict_f32_variable", PREDICT, "f32", [[1.0], [], [2.0, 3.0, 4.5]], id=10),
+        variable("predict_i16_variable_checked", PREDICT, "i16", [[-1], [5, 6]], id=11, flags=CHECKED),
+        fixed("reply_f64_scalars", REPLY, "f64", [0.5, 2.0], id=1, time_us=1234),
+        fixed("reply_bool", REPLY, "bool", [True, False, True], id=2),
+        *(fixed(f"reply_{dtype}", REPLY, dtype, [[0, 1], [2, 3]], id=3) for dtype in list(NUMPY)[1:]),
+        fixed("reply_u8_confidence", REPLY, "u8", [7, 3, 9], confidence=[0.5, 0.25, 1.0], id=4),
+        fixed("reply_row_failed", REPLY, "f32", [[1.0, 2.0], [0.0, 0.0]], status=[0, 1], text="größer", id=5),
+        variable("reply_str_all_parts", REPLY, "str", ["cat", "", "dog"], confidence=[0.75, 0.0, 0.5], status=[0, 1, 0],
+                 text="row 1", flags=CHECKED, id=6, time_us=42),
+        variable("reply_bytes", REPLY, "bytes", ["cafe"], id=7),
+        fixed("reply_status_no_text", REPLY, "i32", [1], status=[0], id=8),
+    ]  # fmt: skip
+
+
+# -- version 1
+
+
+def v1(name: str, kind: int, values: list[Any], body: bytes, block: str | None = None) -> Vector:
+    meaning = {"format": kind, "values": values} | ({} if block is None else {"block": block})
+    return {"name": name, "version": 1, "hex": (struct.pack("<BI", kind, len(values)) + body).hex(), "meaning": meaning}
+
+
+def v1_fixed(name: str, kind: int, values: list[Any]) -> Vector:
+    array = np.array(values, ("<i4", "<f8", "u1")[kind - 1])
+    return v1(name, kind, values, struct.pack("<I", array.shape[1]) + array.tobytes())
+
+
+def v1_variable(name: str, kind: int, values: list[Any]) -> Vector:
+    dtype = ("<i4", "<f8", "u1")[kind - 4]
+    content = b"".join(struct.pack("<I", len(value)) + np.array(value, dtype).tobytes() for value in values)
+    return v1(name, kind, values, struct.pack("<I", len(content)) + content)
+
+
+def v1_strings(name: str, values: list[str], block: bytes | None = None) -> Vector:
+    rows = [value.encode() for value in values]
+    content = struct.pack(f"<{len(rows)}i", *map(len, rows)) + (literals(b"".join(rows)) if block is None else block)
+    body = struct.pack("<I", len(content)) + content
+    return v1(name, 7, values, body, "literals" if block is None else "matches")
+
+
+def version1() -> list[Vector]:
+    # 3 literals "abc", then a match of 4 + 15 + 6 bytes from 3 back: it overlaps itself; then 5 literals
+    matches = b"\x3fabc\x03\x00\x06" + b"\x50vwxyz"
+    return [
+        v1_fixed("v1_i32", 1, [[1, -2, 3], [2**31 - 1, 0, -(2**31)]]),
+        v1_fixed("v1_f64", 2, [[0.5], [-1e300]]),
+        v1_fixed("v1_u8", 3, [[0, 255, 7, 1, 2]]),
+        v1_variable("v1_variable_i32", 4, [[1], [], [-1, -2]]),
+        v1_variable("v1_variable_f64", 5, [[0.1, 0.2], [], [3.0]]),
+        v1_variable("v1_variable_u8", 6, [[], [255], [1, 2, 3]]),
+        v1_strings("v1_strings", ["", "a", "Grüße", "日本語"]),
+        v1_strings("v1_strings_empty", ["", ""]),
+        v1_strings("v1_strings_14", ["x" * 14]),
+        v1_strings("v1_strings_15", ["x" * 15]),
+        v1_strings("v1_strings_270", ["y" * 269, "z"]),
+        v1_strings("v1_strings_matches", ["abcabcabc", "abcabcabcabcabcabcavwxyz"], matches),
+    ]
+
+
+# -- what must be refused
+
+
+def refused() -> list[Vector]:
+    """Well-formed but for the one thing that `why` names; header CRCs are right unless it is the CRC."""
+    found: list[Vector] = []
+
+    def add(name: str, why: str, data: bytes, version: int = 2) -> None:
+        found.append({"name": name, "version": version, "hex": data.hex(), "why": why})
+
+    row: Vector = {"dtype": "f64", "rows": 1}
+    scalar = struct.pack("<d", 1.0)
+    good = header(**row, payload_bytes=8)
+    add("magic", "magic is not CLPR", header(**row, payload_bytes=8, magic=b"CLPS") + scalar)
+    add("version", "version is not 2", header(**row, payload_bytes=8, version=3) + scalar)
+    add("header_crc", "header CRC is wrong", good[:60] + bytes([good[60] ^ 1]) + good[61:] + scalar)
+    add("kind_0", "kind 0 is unknown", header(0, **row, payload_bytes=8) + scalar)
+    add("kind_9", "kind 9 is unknown", header(9, **row, payload_bytes=8) + scalar)
+    add("dtype_0", "a batch has an element type", header(rows=1, payload_bytes=8) + scalar)
+    add("dtype_15", "dtype 15 is unknown", header(rows=1, dtype="15", payload_bytes=8) + scalar)
+    add("rank_5", "rank above 4", header(**row, rank=5, dims=(1, 1, 1, 1), payload_bytes=8) + scalar)
+    add("dims_unused", "a dimension beyond the rank", header(**row, rank=0, dims=(1,), payload_bytes=8) + scalar)
+    add("flags_unknown", "flag 32 is unknown", header(**row, flags=32, payload_bytes=8) + scalar)
+    add("reserved", "reserved is not 0", header(**row, reserved=1, payload_bytes=8) + scalar)
+    add("crc_unchecked", "payload_crc without CHECKED", header(**row, payload_crc=1, payload_bytes=8) + scalar)
+    wrong = header(**row, flags=CHECKED, payload_crc=zlib.crc32(scalar) ^ 1, payload_bytes=8)
+    add("payload_crc", "payload CRC is wrong", wrong + scalar)
+    add("rows_0", "a batch has at least one row", header(dtype="f64", payload_bytes=0))
+    add("str_fixed", "str rows are always VARIABLE", header(dtype="str", rows=1, payload_bytes=8) + scalar)
+    flat: Vector = {"dtype": "u8", "rows": 1, "flags": VARIABLE}
+    lengths = pad(struct.pack("<I", 3)) + pad(b"abc")
+    add("variable_dims", "VARIABLE rows have dims 0", header(**flat, dims=(3,), payload_bytes=16) + lengths)
+    add("variable_rank", "VARIABLE rows have rank 1", header(**flat, rank=0, payload_bytes=16) + lengths)
+    add("payload_short", "the data is longer than the payload", header(dtype="f64", rows=2, payload_bytes=8) + scalar)
+    add("payload_long", "the payload is longer than its parts", header(**row, payload_bytes=16) + 2 * scalar)
+    add("padding", "padding is not 0", header(dtype="u8", rows=1, payload_bytes=8) + b"\0\0\0\0\0\0\0\1")
+    add("padding_missing", "the data is not padded", header(dtype="u8", rows=1, payload_bytes=1) + b"\0")
+    add("dims_overflow", "dims multiply beyond 64 bits", header(**row, dims=(2**32 - 1,) * 4, payload_bytes=8) + scalar)
+    empty = header(dtype="f64", rows=1, dims=(2**32 - 1, 2**32 - 1, 0))
+    add("dims_overflow_empty", "dims but for the 0 multiply beyond 63 bits", empty)
+    long = pad(struct.pack("<I", 2**32 - 1)) + pad(b"abc")
+    add("length_hostile", "a length beyond the payload", header(**flat, dims=(0,), payload_bytes=16) + long)
+    many = struct.pack("<2I", 2**32 - 1, 2**32 - 1) + pad(b"abc")
+    add("lengths_sum", "lengths beyond the payload",
+        header(dtype="u8", rows=2, flags=VARIABLE, dims=(0,), payload_bytes=16) + many)  # fmt: skip
+    add("bool_2", "a bool is 0 or 1", header(REPLY, dtype="bool", rows=1, payload_bytes=8) + pad(b"\2"))
+    status = header(REPLY, **row, flags=ROW_STATUS, payload_bytes=16) + scalar + pad(b"\2")
+    add("status_2", "a row's status is 0 or 1", status)
+    packed = pad(struct.pack("<I", 3)) + struct.pack("<Q", 4) + pad(b"\x30abc")
+    text: Vector = {"dtype": "str", "rows": 1, "flags": VARIABLE | COMPRESSED, "dims": (0,)}
+    add("reply_compressed", "only a PREDICT may be COMPRESSED", header(REPLY, **text, payload_bytes=24) + packed)
+    octets = text | {"dtype": "bytes"}
+    add("bytes_compressed", "only str rows may be COMPRESSED", header(**octets, payload_bytes=24) + packed)
+    bomb = pad(struct.pack("<I", 60 << 20)) + packed[8:]
+    add("bomb", "a block cannot grow 255-fold", header(**text, payload_bytes=24) + bomb)
+    other = pad(struct.pack("<I", 4)) + packed[8:]
+    add("block_size", "the block holds 3 bytes, not 4", header(**text, payload_bytes=24) + other)
+    add("heartbeat_payload", "HEARTBEAT is empty", header(HEARTBEAT, payload_bytes=8) + scalar)
+    add("hello_rows", "HELLO carries no rows", header(HELLO, rows=1, payload_bytes=8) + scalar)
+    add("v1_format_0", "format 0 is unknown", struct.pack("<BII", 0, 1, 1) + b"\0", 1)
+    add("v1_format_8", "format 8 is unknown", struct.pack("<BII", 8, 1, 1) + b"\0", 1)
+    add("v1_rows_0", "a batch has at least one row", struct.pack("<BII", 3, 0, 0), 1)
+    add("v1_count_hostile", "more rows than bytes", struct.pack("<BII", 3, 2**32 - 1, 2**32 - 1) + b"\0", 1)
+    add("v1_length_hostile", "a length beyond the content", struct.pack("<BIII", 6, 1, 5, 2**32 - 1) + b"\0", 1)
+    add("v1_content_long", "content beyond the rows", struct.pack("<BIII", 6, 1, 6, 1) + b"\0\0", 1)
+    add("v1_negative", "a negative length", struct.pack("<BIIi", 7, 1, 5, -1) + b"\0", 1)
+    add("v1_offset_0", "a match 0 bytes back", struct.pack("<BIIi", 7, 1, 13, 9) + b"\x14a\0\0\x00" + bytes(4), 1)
+    add("v1_offset_far", "a match before the start", struct.pack("<BIIi", 7, 1, 10, 6) + b"\x10a\x02\x00\x10b", 1)
+    return found
+
+
+def lines(vectors: list[Vector]) -> str:
+    return "[\n" + ",\n".join(json.dumps(vector, ensure_ascii=False) for vector in vectors) + "\n]\n"
+
+
+def main(check: bool) -> int:
+    files = {"frames.json": lines(version2() + version1()), "refused.json": lines(refused())}
+    if check:
+        return int(any((HERE / name).read_text() != text for name, text in files.items()))
+    for name, text in files.items():
+        (HERE / name).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
