@@ -8,7 +8,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 BUILD = os.environ.get("CLIPPER_BUILD", "release")
-WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-cast-function-type", "-Wno-sign-compare"]
+QUIET = ("unused-parameter", "missing-field-initializers", "cast-function-type", "sign-compare")  # Cython's own code
+WARNINGS = ["-Wall", "-Wextra", *(f"-Wno-{name}" for name in QUIET)]
 FLAGS = {
     "release": ["-O2", "-mavx2", "-mbmi2"] if os.uname().machine == "x86_64" else ["-O2"],
     "debug": ["-O0", "-g", "-fno-omit-frame-pointer"],
@@ -33,6 +34,7 @@ setup(
     ext_modules=cythonize(
         core,
         include_path=["src"],
+        nthreads=os.cpu_count() or 1,
         compiler_directives={
             "language_level": "3",
             "freethreading_compatible": True,

@@ -39,7 +39,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("mesh", "params", "deploy"),
     ("frontend", "manage"),
     ("server",),
-    ("demo",),
+    ("demo", "doctor"),
     ("cli",),
     ("__init__", "__main__"),
 )

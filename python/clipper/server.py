@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -13,9 +14,17 @@ import msgspec
 from clipper.catalog import Catalog, View
 from clipper.config import Config, ServerSettings, merge_batching
 from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent
-from clipper.deploy.package import Package, pack
+from clipper.deploy.package import pack
 from clipper.deploy.process import ProcessDeployer, RestartPolicy
-from clipper.errors import ClipperError, DeployFailed, InvalidInput, ShuttingDown, UnknownApplication, UnknownModel
+from clipper.errors import (
+    ClipperError,
+    DeployFailed,
+    InvalidInput,
+    ShuttingDown,
+    UnknownApplication,
+    UnknownModel,
+    did_you_mean,
+)
 from clipper.selection import policy_named
 from clipper.serving.address import listen
 from clipper.serving.application import ApplicationHandle, slo_in_us
@@ -25,7 +34,7 @@ from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.processor import Question, predict
 from clipper.state_dir import StateDir
 from clipper.store import open_store
-from clipper.types import Application, Batching, InputType, Model, PredictionRequest, VersionedModel
+from clipper.types import VERSION_MAX, Application, Batching, InputType, Model, PredictionRequest, VersionedModel
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -33,6 +42,7 @@ from clipper_core.model import Model as CoreModel
 _log = logging.getLogger(__name__)
 _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 _DRAIN_POLL_S = 0.002
+_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input")
 
 
 class ClipperServer:
@@ -45,10 +55,14 @@ class ClipperServer:
         self.config = config
         self._pid = os.getpid()
         self._closed = False
-        self._dir = StateDir(config.server.state)
-        self._store = open_store(config.server.state, config.limits.state_bytes_max)
-        self.catalog = Catalog(self._store)
         self._engine = _engine_of(config)
+        self._dir = StateDir(config.server.state)
+        try:
+            self._store = open_store(config.server.state, config.limits.state_bytes_max)
+            self.catalog = Catalog(self._store)
+        except BaseException:
+            self._dir.close()
+            raise
         self._dispatch = Dispatch(self._engine)
         self._running = RunningModels(self._engine, config.limits)
         self._token = config.server.token or secrets.token_urlsafe(24)
@@ -57,6 +71,7 @@ class ClipperServer:
         )
         self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
         self._failures: dict[VersionedModel, str] = {}
+        self._numbering = threading.Lock()  # from the choice of a version to its place in _running
         self._questions: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
         self._node = secrets.token_hex(4)
@@ -147,19 +162,18 @@ class ClipperServer:
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
         """
         self._check_open()
-        record, package = self._record(name, model, version, code, input)
-        record = _replace(
-            record,
-            output=str(InputType.parse(output)),
-            replicas=1 if replicas is None else replicas,
-            batching=merge_batching(self.config.batching, batching),
-            cache=cache,
-            finite=finite,
-            retry_singly=retry_singly,
-            row_by_row=row_by_row,
-            code=package.code,
-        )
-        running = self._running.ensure(record)
+        settings = {
+            "output": str(_type(output)),
+            "replicas": self._replica_count(name, 1 if replicas is None else replicas),
+            "batching": merge_batching(self.config.batching, batching),
+            "cache": cache,
+            "finite": finite,
+            "retry_singly": retry_singly,
+            "row_by_row": row_by_row,
+        }
+        with self._numbering:
+            record = _replace(self._record(name, model, version, code, input), **settings)
+            running = self._running.ensure(record)
         try:
             self._start_replicas(record)
             if wait and record.replicas:
@@ -178,6 +192,7 @@ class ClipperServer:
     def scale(self, name: str | VersionedModel, replicas: int) -> None:
         """Start or stop containers until `replicas` of a version run."""
         self._check_open()
+        self._replica_count(str(name), replicas)
         before = self.catalog.view.model(name)
         after = self.catalog.set_replicas(before.id, replicas)
         self._running.ensure(after)
@@ -206,7 +221,7 @@ class ClipperServer:
     def app(
         self,
         name: str,
-        models: Sequence[str | VersionedModel] | None = None,
+        models: str | VersionedModel | Sequence[str | VersionedModel] | None = None,
         **settings: Any,
     ) -> ApplicationHandle:
         """An application: made, or changed, when settings are given; else the one of that name.
@@ -217,8 +232,12 @@ class ClipperServer:
         self._check_open()
         if "policy" in settings:
             policy_named(settings["policy"])
+        if unknown := sorted(set(settings) - set(_APP_SETTINGS)):
+            guess = did_you_mean(unknown[0], _APP_SETTINGS) or "."
+            hint = f"Settings: {', '.join(_APP_SETTINGS)}."
+            raise InvalidInput(f"unknown setting {unknown[0]!r} of application {name!r}{guess}", hint=hint)
         if models is not None:
-            settings["models"] = tuple(models)
+            settings["models"] = (models,) if isinstance(models, str | VersionedModel) else tuple(models)
         if "slo_ms" in settings:
             slo_in_us(settings["slo_ms"], self.config.limits.slo_ms_max)
         if name not in self.catalog.view.applications and not settings:
@@ -249,21 +268,27 @@ class ClipperServer:
         by_index = {model["index"]: model for model in snapshot["models"]}
         models = {}
         for running in self._running:
-            counters = by_index[running.core.index]
+            counters = by_index.get(running.core.index)
+            if counters is None:  # deployed just now
+                continue
             models[str(running.model.id)] = {**counters, "replicas": self._replica_stats(running)}
         return {**snapshot, "models": models, "loop": self._dispatch.loop.snapshot()}
 
     def _replica_stats(self, running: Running) -> list[dict[str, Any]]:
-        connected = {}
+        rows: dict[tuple[int, int], dict[str, Any]] = {}  # by number and pid: two started elsewhere may have one number
         for replica in self._containers.of(running.model.id):
             batcher = self._engine.replica(replica.conn)
             if batcher is not None:
-                connected[replica.hello.replica] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
+                key = replica.hello.replica, replica.hello.pid
+                rows[key] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
         for status in self._deployer.list():
             if (status.name, status.version) == (running.model.name, running.model.version):
-                row = connected.setdefault(status.replica, {"number": status.replica, "state": str(status.state)})
-                row |= {"pid": status.pid, "restart_count": status.restart_count, "detail": status.detail}
-        return [connected[number] for number in sorted(connected)]
+                row = rows.setdefault(
+                    (status.replica, status.pid),
+                    {"number": status.replica, "pid": status.pid, "state": str(status.state)},
+                )
+                row |= {"restart_count": status.restart_count, "detail": status.detail}
+        return [rows[key] for key in sorted(rows)]
 
     # -- inside
 
@@ -273,17 +298,23 @@ class ClipperServer:
 
     def _record(
         self, name: str, model: Any, version: int | None, code: Sequence[str], input: str | InputType | None
-    ) -> tuple[Model, Package]:
-        chosen = version or self._next_version(name)
-        package = pack(model, name, chosen, self._dir.models, code)
-        try:
-            type_ = InputType.parse(input or package.input or "any")
-        except ValueError as error:
-            raise InvalidInput(str(error)) from None
-        record = Model(name, chosen, type_, target=package.target, sha256=package.sha256)
-        if record.id in self._running.ids():
-            self.catalog.refuse_existing(record.id)
-        return record, package
+    ) -> Model:
+        chosen = self._next_version(name) if version is None else version
+        if not isinstance(chosen, int) or not 1 <= chosen <= VERSION_MAX:
+            raise InvalidInput(f"version={version!r} of model {name!r}: a whole number from 1, or None for the next.")
+        id_ = VersionedModel(name, chosen)
+        if id_ in self._running.ids() or any(known.id == id_ for known in self.catalog.view.versions.get(name, ())):
+            self.catalog.refuse_existing(id_)
+        package = pack(model, name, chosen, self._dir.models, [code] if isinstance(code, str) else code)
+        type_ = _type(input or package.input or "any")
+        return Model(name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code)
+
+    def _replica_count(self, name: str, replicas: int) -> int:
+        most = self.config.limits.replicas_max
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= most:
+            hint = "See limits.replicas_max."
+            raise InvalidInput(f"replicas={replicas!r} of model {name!r}: 0 to {most} are possible.", hint=hint)
+        return replicas
 
     def _next_version(self, name: str) -> int:
         taken = [model.version for model in self.catalog.view.versions.get(name, ())]
@@ -320,7 +351,11 @@ class ClipperServer:
 
     def _await_replicas(self, model: Model) -> None:
         until = time.monotonic() + self.config.server.load_s
-        while not self._containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic()))):
+
+        def failed() -> bool:
+            return model.id in self._failures
+
+        while not self._containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed):
             if failure := self._failures.get(model.id):
                 raise DeployFailed(failure)
             if time.monotonic() >= until:
@@ -353,10 +388,16 @@ class ClipperServer:
         known = self.catalog.view.versions.get(hello.name, ())
         if any(model.version == hello.version for model in known):
             raise InvalidInput(f"model '{hello.id}' was retired.", hint="Start the container with a new version.")
-        record = Model(hello.name, hello.version, InputType.parse(hello.input), hello.output, replicas=0,
+        if not 1 <= hello.version <= VERSION_MAX:
+            raise InvalidInput(f"version {hello.version} of model {hello.name!r}: a version is a whole number from 1.")
+        record = Model(hello.name, hello.version, _type(hello.input), str(_type(hello.output)), replicas=0,
                        batching=self.config.batching)  # fmt: skip
         running = self._running.ensure(record)
-        self.catalog.register(record)
+        try:
+            self.catalog.register(record)
+        except BaseException:
+            self._running.forget(record.id)
+            raise
         return running
 
     def _running_of(self, model: Model) -> Running:
@@ -400,21 +441,23 @@ class ClipperServer:
 
     def _question_for(self, request: PredictionRequest) -> Question:
         """The question of a request that names its candidate models itself."""
-        key = (request.application, *map(str, request.candidate_models))
-        question = self._candidates.get(key)
+        candidates = request.candidate_models
+        if isinstance(candidates, str | VersionedModel):
+            candidates = (candidates,)
+        key = (request.application, *map(str, candidates))
+        known = self._candidates  # a change of the catalog swaps it: what is resolved from an old view goes with it
+        question = known.get(key)
         if question is not None:
             return question
-        if not request.candidate_models:
+        if not candidates:
             raise InvalidInput("a request names an application or candidate models; this one names neither.")
         base = Application("", slo_ms=1000.0)
         if request.application is not None:
             base = self.catalog.view.application(request.application)
-        links = tuple(VersionedModel.parse(model) for model in request.candidate_models)
-        for link in links:
-            self.catalog.view.model(link)
+        links = tuple(self.catalog.view.model(model).id for model in candidates)
         question = self._question_of(self.catalog.view, _replace(base, models=links))
-        if len(self._candidates) < _QUESTIONS_MAX:
-            self._candidates[key] = question
+        if len(known) < _QUESTIONS_MAX:
+            known[key] = question
         return question
 
 
@@ -441,6 +484,13 @@ class Cache:
 
 def _replace(record: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(record, **changes)
+
+
+def _type(text: str | InputType) -> InputType:
+    try:
+        return InputType.parse(text)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
 
 
 def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:

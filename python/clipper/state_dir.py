@@ -32,6 +32,7 @@ class StateDir:
     def close(self) -> None:
         shutil.rmtree(self.run, ignore_errors=True)
         if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork that still holds the descriptor must not keep the lock
             os.close(self._lock)
             self._lock = -1
 
@@ -49,12 +50,19 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}.", hint="Choose another.") from None
+        raise _unusable(folder, error) from None
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot use the state folder {folder}: {error.strerror}.", hint="Choose another with state=.")
 
 
 def _locked(folder: Path) -> int:
     """One server a folder: two would start every container twice."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unusable(folder, error) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

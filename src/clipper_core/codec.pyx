@@ -64,8 +64,6 @@ cdef packed struct Wire:              # the header as it travels
     u32 payload_crc
     u32 header_crc
 
-cdef const u64 BYTES_MAX = (<u64> 1 << 63) - 1    # of all rows of a batch
-
 cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
@@ -189,15 +187,15 @@ cdef bint _dims_used(const Header* header, u32 first) noexcept nogil:
 
 
 cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
-    """False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0 bytes but excuses no other one:
-    array libraries multiply the rest, and fail on what they get."""
+    """False when the bytes of all rows go beyond 63 bits. A dimension of 0 makes rows of 0 bytes but excuses no other
+    one: array libraries multiply the rest, and fail on what they get."""
     cdef u64 rows = max(header.rows, <u32> 1), total = itemsize(header.dtype) * rows
     cdef bint empty = False
     cdef u32 i
     for i in range(header.rank):
         if header.dims[i] == 0:
             empty = True
-        elif total > BYTES_MAX // header.dims[i]:
+        elif total > (~<u64> 0 >> 1) // header.dims[i]:
             return False
         else:
             total *= header.dims[i]
@@ -412,7 +410,8 @@ def encode_frame(int kind, payload=b"", *, int dtype=0, shape=(), int flags=0, r
     """A frame of these header fields and this payload, both CRCs right, and nothing judged. Threads: any.
 
     checked: adds CHECKED. It writes what it is told, so that a test can write frames that must be refused;
-    `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions; OverflowError: a field out of its range.
+    `encode_rows` makes a payload from rows. Raises BAD_INPUT: more than 4 dimensions; OverflowError: a field out of its
+    range.
     """
     cdef bytes raw = bytes(payload)
     cdef u32 crc = checksum(raw) if checked or flags & CHECKED else 0

@@ -11,7 +11,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from concurrent.futures import CancelledError, InvalidStateError
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from clipper_core.machine cimport (acq_rel, acquire, aligned_new, eventfd_signal, futex_wait, futex_wake_all,
@@ -140,6 +140,7 @@ cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Valu
     cdef u8 pending = PENDING
     cdef u32 boxes
     cdef bint first = False
+    cdef Value mine = value[0]
     block.word[slot] = value.word
     block.tag[slot] = value.tag
     block.latency_us[slot] = latency_us
@@ -152,7 +153,7 @@ cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Valu
             _notify(d, block.first_id + slot, boxes)
     else:
         block.tag[slot] = TAG_NONE
-        value_drop(value)
+        value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
     block_drop(d, block, 1)
     return first
 

@@ -81,8 +81,8 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
     cdef u8* at
     cdef u64 room
     cdef ssize_t n
-    cdef u32 i
-    for i in range(READS_MAX):
+    cdef u32 _i
+    for _i in range(READS_MAX):
         link = engine_link(e, conn)
         if link == NULL:
             return
@@ -104,8 +104,8 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
 
 cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept nogil:
     cdef int fd
-    cdef u32 i, conn
-    for i in range(ACCEPTS_MAX):
+    cdef u32 _i, conn
+    for _i in range(ACCEPTS_MAX):
         fd = accept4(s.listeners[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
         if fd < 0 and (errno == EMFILE or errno == ENFILE):
             _turn_away(s, which)
@@ -298,9 +298,12 @@ cdef class IoLoop:
         eventfd_signal(self.engine.state.lanes.wake_fd)
 
     def close_connections(self):
-        """Close the sockets of all containers. Only when run() has returned."""
+        """Close the sockets of all containers, and those that listen. Only when run() has returned."""
         cdef EngineState* e = self.engine.state
         cdef u32 i
+        for i in range(self.state.listener_count):
+            close(self.state.listeners[i])
+        self.state.listener_count = 0
         for i in range(1, e.slots_used + 1):
             if e.links[i].link != NULL:
                 _close(self.state, e, e.links[i].conn, OK, monotonic_us())

@@ -58,7 +58,7 @@ cdef cppclass Lane:
     atomic[u32] dirty       # news since the loop last looked
     u32 id
     u32 model
-    u64 slo_us              # the class's upper bound
+    u64 slo_us              # loop: the tightest SLO of late; at first the class's upper bound
     Ring* ring
     Tally* tally
     u64 seen                # loop: positions before it have been taken in
@@ -96,14 +96,16 @@ cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil                  # a la
 cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil
 cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil
 
-cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil # the row to send next; False: none waits
+cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil  # the row to send next; False: none waits
 cdef void lane_pop(Lanes* lanes, Lane* lane) noexcept nogil               # the head is SENT from here on
 cdef void lane_shed(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil  # the head and its joined end as DROPPED
 cdef void lane_requeue(Lanes* lanes, u64 ticket) noexcept nogil           # SENT -> WAITING, in front
 
 cdef Task* task_of(Lanes* lanes, u64 ticket) noexcept nogil               # NULL: stale
 cdef const void* task_row(Lanes* lanes, u64 ticket, Task* task) noexcept nogil
-cdef bint task_needed(Task* task) noexcept nogil                          # somebody still waits for this row
+cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil            # somebody still waits for this row
 cdef u64 task_due_us(Task* task) noexcept nogil                           # earliest deadline that is still open
 cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now_us) noexcept nogil
 # ^ ends the task and all joined to it, each with a reference of its own to the value, and releases their cells
+cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noexcept nogil
+# ^ a prediction came by another way: ends the row of that key that still waits to be sent, if there is one

@@ -170,8 +170,12 @@ cdef bint _open(Task* task) noexcept nogil:
     return not task.answered and task.block.state[task.slot].load(acquire) == PENDING
 
 
-cdef bint task_needed(Task* task) noexcept nogil:
-    return _open(task) or task.next != 0
+cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil:
+    while not _open(task):              # a joined task that was cancelled stays in the list until its row ends
+        if task.next == 0:
+            return False
+        task = task_of(lanes, task.next)
+    return True
 
 
 cdef u64 task_due_us(Task* task) noexcept nogil:
@@ -249,6 +253,14 @@ cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now
     _release(lanes, lane, _pos_of(ticket))
 
 
+cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noexcept nogil:
+    cdef u64 ticket = pending_find(lanes.pending, key)
+    if ticket == 0 or task_of(lanes, ticket).phase != WAITING:
+        return
+    _lane_of(lanes, ticket).waiting -= 1
+    row_end(lanes, ticket, OK, value, now_us)
+
+
 # -- taking in ---------------------------------------------------------------------------------------------------------
 
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
@@ -272,13 +284,21 @@ cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
 
 cdef bint _set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil:
     """The wheel holds twice as many entries as tasks may live, so a full one has dead to sweep: it does a stretch a try."""
-    cdef u32 i
+    cdef u32 _i
     cdef Status status = FULL
-    for i in range(SWEEPS_MAX):
+    for _i in range(SWEEPS_MAX):
         status = wheel_insert(lanes.wheel, deadline_us, ticket)
         if status != FULL:
             break
     return status == OK
+
+
+cdef void _learn_slo(Lane* lane, u64 slo_us) noexcept nogil:
+    """The class spans a factor of two: batches sized for its upper bound would be late for most of it."""
+    if slo_us < lane.slo_us:
+        lane.slo_us = slo_us
+    else:
+        lane.slo_us += (slo_us - lane.slo_us) >> 6
 
 
 cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
@@ -288,6 +308,7 @@ cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
     if not _open(task):
         _release(lanes, lane, pos)
         return
+    _learn_slo(lane, task.deadline_us - task.submit_us)
     if task.keyed and cache_lookup(lanes.cache, &task.key, &value):
         count(&lane.tally.joined, 1)
         _answer(lane, lanes, task, OK, &value, now_us)
@@ -334,6 +355,7 @@ cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owne
     ahead already: there nothing is gained by changing places.)"""
     cdef Lane* other = _lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
+    task.tries = owner.tries                    # a row that took a container down with it does so under any name
     task.next = owner_ticket
     owner.prev = ticket
     owner.phase = JOINED
@@ -377,13 +399,15 @@ cdef bint _head_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
     """Is the row at this position to be sent? One that nobody needs any more is freed here."""
     cdef u64 ticket = ticket_of(lane.id, pos)
     cdef Task* task = task_of(lanes, ticket)
+    cdef Value nothing
     if task == NULL or task.phase != WAITING:
         return False
-    if task_needed(task):
+    if task_needed(lanes, task):
         return True
+    nothing.word = 0
+    nothing.tag = TAG_NONE
     lane.waiting -= 1
-    _forget(lanes, task, ticket)
-    _release(lanes, lane, pos)
+    row_end(lanes, ticket, CANCELLED, &nothing, 0)
     return False
 
 

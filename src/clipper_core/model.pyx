@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
-from clipper_core.dtype cimport ANY, BYTES, F32, F64, STR, itemsize
+from clipper_core.dtype cimport ANY, F32, F64, STR, itemsize
 from clipper_core.future cimport block_drop, future_at_once, future_new, slot_fill, slots_claim
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
@@ -304,7 +304,7 @@ cdef class Model:
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
         cdef const void* row = NULL
         cdef u64 nbytes = 0
-        cdef object keep = self._row(x, &row, &nbytes)
+        cdef object _keep = self._row(x, &row, &nbytes)
         cdef Key key
         cdef Value value
         cdef Block* block = NULL
@@ -333,7 +333,7 @@ cdef class Model:
         """Insert a prediction into the cache: `output` is a number, str, bytes or ndarray."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
-        cdef object keep = self._row(x, &row, &nbytes)
+        cdef object _keep = self._row(x, &row, &nbytes)
         cdef Value value = object_value(output)
         cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
         cache_fill(self.engine.state.cache, &key, &value)
@@ -343,7 +343,7 @@ cdef class Model:
         """(True, output) if the cache holds this input's prediction, else (False, None)."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
-        cdef object keep = self._row(x, &row, &nbytes)
+        cdef object _keep = self._row(x, &row, &nbytes)
         cdef Value value
         cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
         if not cache_lookup(self.engine.state.cache, &key, &value):
@@ -365,7 +365,7 @@ cdef class Model:
         cdef u32 i, slot, n
         cdef Block* block
         cdef Future future
-        cdef object keep
+        cdef object _keep
         rows = self._rows(rows)
         n = <u32> len(rows)
         if n == 0:
@@ -379,7 +379,7 @@ cdef class Model:
         try:
             for i in range(n):
                 if self.state.spec.row_bytes == 0:
-                    keep = self._row(rows[i], &row, &nbytes)
+                    _keep = self._row(rows[i], &row, &nbytes)
                 if self._full(log2_of(slo)):
                     self._wait_for_room(slo, until)
                 self._submit(row, nbytes, salt, slo, block, slot + i)
@@ -405,11 +405,11 @@ cdef class Model:
         """All rows checked before the first is submitted."""
         cdef const void* row = NULL
         cdef u64 nbytes = 0
-        cdef object keep
+        cdef object _keep
         if not isinstance(rows, np.ndarray):
             rows = list(rows)
         if self.state.spec.dtype == ANY and len(rows):
-            keep = self._row(rows[0], &row, &nbytes)
+            _keep = self._row(rows[0], &row, &nbytes)
         if self.typenum >= 0 and not self.state.spec.variable:
             try:
                 array = np.asarray(rows)
@@ -450,6 +450,8 @@ cdef class Model:
 
 def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
     """One future over the same input on several models of one engine: task i is models[i]'s. Threads: any."""
+    if not models:
+        raise_for(BAD_INPUT, "predict_all was given no models")
     cdef Model model = models[0]
     cdef u32 i, slot, n = <u32> len(models)
     cdef u64 slo = slo_of(slo_us, model.slo_us)
@@ -457,7 +459,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef u64 nbytes = 0
     cdef Block* block
     cdef Future future
-    cdef list keep = [(<Model> m)._row(x, &row, &nbytes) for m in models]
+    cdef list _keep = [(<Model> m)._row(x, &row, &nbytes) for m in models]
     if n == 1:
         return model._predict(x, slo, salt, finish, extra)
     if not slots_claim(model.engine.state.delivery, n, &block, &slot):
@@ -465,6 +467,6 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     future = future_new(model.engine.delivery, block, slot, n, finish, extra)
     for i in range(n):
         model = models[i]
-        keep.append(model._row(x, &row, &nbytes))
+        _keep.append(model._row(x, &row, &nbytes))
         model._submit(row, nbytes, salt, slo, block, slot + i)
     return future

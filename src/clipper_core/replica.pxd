@@ -34,10 +34,11 @@ cdef struct Batch:
     u64 id
     u32 n
     u64* tickets
-    Key* keys                   # once released; zero where the row is not cached
+    Key* keys                   # once overdue and let go; zero where the row is not cached
     u64 sent_us
     u64 end_bytes               # of all the link's bytes, where this frame ends
     u64 due_us                  # the latest deadline of its rows
+    u64 first_due_us            # the first one
     u64 slo_us                  # the tightest SLO
 
 cdef cppclass Gauge:            # for snapshots
@@ -64,6 +65,7 @@ cdef cppclass Replica:
     u64 busy_until_us           # predicted end of what is in flight
     bint draining
     bint suspect                # overdue or silent: gets no new rows
+    u64 passed                  # the model's pump in which another replica was the better one
     u8 v1_format
     vector[const void*]* rows   # scratch for rows that must be gathered
     vector[u64]* row_bytes
@@ -82,6 +84,8 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil
 # ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
-# ^ releases the rows of batches whose every deadline has passed; True: the link must go, its rows have not even left
+# ^ lets go of the rows of overdue batches: equal rows that joined them later go elsewhere, once. True: the link must go, its
+#   rows have not even left
+cdef bint replica_late(const Replica* r) noexcept nogil            # its oldest batch is overdue
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil
 # ^ the container is gone: rows with time left go to the front of their lanes, once

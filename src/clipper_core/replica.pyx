@@ -5,12 +5,12 @@ from libc.string cimport memcpy, memset
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
 from clipper_core.clock_cache cimport cache_fill
 from clipper_core.codec cimport (CHECKED, FAILURE, HEADER_BYTES, PREDICT, VARIABLE, Rows, crc32,
-                                 header_encode, rows_open, v1_bound, v1_encode, v1_format, variable_encode,
+                                 header_encode, rows_open, v1_bound, v1_encode, variable_encode,
                                  variable_payload_bytes)
 from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
 from clipper_core.histogram cimport count, histogram_record
-from clipper_core.lane cimport Task, lane_requeue, row_end, task_needed, task_of, task_row
-from clipper_core.link cimport link_next_bare, link_send, link_send_owned, link_unsent
+from clipper_core.lane cimport Task, lane_requeue, row_end, row_found, task_needed, task_of, task_row
+from clipper_core.link cimport link_next_bare, link_send, link_send_owned
 from clipper_core.machine cimport aligned_new, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, Value, blob_new, value_drop
 from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
@@ -97,7 +97,7 @@ cdef Header _header(Replica* r, const RowSpec* spec, Batch* batch, u64 payload_b
     header.id = batch.id
     header.rows = batch.n
     header.payload_bytes = payload_bytes
-    header.time_us = batch.due_us - now_us if batch.due_us > now_us else 0
+    header.time_us = batch.first_due_us - now_us if batch.first_due_us > now_us else 0
     if spec.variable:
         header.flags = VARIABLE
         header.rank = 1
@@ -215,8 +215,10 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     cdef Batch* batch
     cdef Rows rows
     cdef Status status
-    if r.in_flight == 0 or header.id != r.flight[0].id:
-        return OK if header.id < r.next_id else BAD_FRAME      # a late twin is dropped; an id we never gave is an error
+    if header.id >= r.next_id or (r.in_flight and header.id > r.flight[0].id):
+        return BAD_FRAME            # an id we never gave, or not in turn: what it passed over would never be answered
+    if r.in_flight == 0 or header.id < r.flight[0].id:
+        return OK                   # a late twin is dropped
     if r.link.bytes_out < r.flight[0].end_bytes:
         return BAD_FRAME            # answered before it was sent: its rows must stay until they have left
     if header.kind == FAILURE:
@@ -225,10 +227,12 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
         batch_free(batch)
         return OK
     status = rows_open(header, payload, &r.link.limits, &rows)
-    if status != OK:
+    if status != OK and status != TOO_LARGE:
         return status
     batch = _take_oldest(r, slo_us, now_us, True)
-    if rows.n != batch.n:
+    if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
+        _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output larger than output_bytes_max", now_us)
+    elif rows.n != batch.n:
         _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another number of outputs than the batch has inputs", now_us)
     elif not _is_declared(spec, header):
         _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another type or shape than its declared output", now_us)
@@ -282,21 +286,24 @@ cdef bint _value_of(const Header* header, const Rows* rows, u32 i, u64 at, u64 n
 cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch, const Rows* rows, u64 now_us) noexcept nogil:
     cdef u32 i
     cdef u64 at = 0, nbytes = rows.row_bytes
-    cdef Value value
+    cdef Value value, why
+    if rows.status != NULL:
+        _text_value(<const char*> rows.text, rows.text_bytes, &why)
     count(&r.tally.evaluated, batch.n)
     for i in range(batch.n):
         if header.flags & VARIABLE:
             nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
         if rows.status != NULL and rows.status[i]:
-            _text_value(<const char*> rows.text, rows.text_bytes, &value)
-            _end_row(lanes, batch, i, MODEL_ERROR, &value, now_us)
+            _end_row(lanes, batch, i, MODEL_ERROR, &why, now_us)
         elif _value_of(header, rows, i, at, nbytes, &value):
             _end_row(lanes, batch, i, OK, &value, now_us)
+            value_drop(&value)
         else:
             value.tag = TAG_NONE
             _end_row(lanes, batch, i, NO_MEMORY, &value, now_us)
-        value_drop(&value)
         at += nbytes
+    if rows.status != NULL:
+        value_drop(&why)
 
 
 cdef void _end_row(Lanes* lanes, Batch* batch, u32 i, Status status, Value* value, u64 now_us) noexcept nogil:
@@ -304,6 +311,7 @@ cdef void _end_row(Lanes* lanes, Batch* batch, u32 i, Status status, Value* valu
     if batch.keys != NULL:
         if status == OK and (batch.keys[i].lo or batch.keys[i].hi):
             cache_fill(lanes.cache, &batch.keys[i], value)
+            row_found(lanes, &batch.keys[i], value, now_us)
         return
     task = task_of(lanes, batch.tickets[i])
     if status == OK and task.keyed:
@@ -342,10 +350,8 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     cdef Rows rows
     cdef Batch* batch
     cdef u8* bytes
-    if r.in_flight == 0:
-        return PENDING if r.link.rx_len == r.link.rx_at else BAD_FRAME
-    if r.link.bytes_out < r.flight[0].end_bytes:
-        return PENDING if r.link.rx_len == r.link.rx_at else BAD_FRAME
+    if r.in_flight == 0 or r.link.bytes_out < r.flight[0].end_bytes:
+        return PENDING if r.link.rx_len == r.link.rx_at + r.link.rx_frame else BAD_FRAME    # it speaks when asked only
     bytes = link_next_bare(r.link, <u64> r.flight[0].n * 8)
     if bytes == NULL:
         return PENDING
@@ -363,25 +369,11 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
 
 # -- when it goes wrong ------------------------------------------------------------------------------------------------
 
-cdef u64 _due_us(Lanes* lanes, Batch* batch) noexcept nogil:
-    """The latest deadline that is still open in the batch; 0: none is."""
-    cdef u64 due = 0
-    cdef u32 i
-    cdef Task* task
-    for i in range(batch.n):
-        task = task_of(lanes, batch.tickets[i])
-        if task_needed(task):
-            due = max(due, task.due_us)
-    return due
-
-
 cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
-    """Free the rows of a batch that nobody waits for; keep their keys for a late reply."""
+    """Free the rows of an overdue batch; keep their keys for a late reply. Equal rows may have joined since, with more time:
+    were they left to wait for it, a popular row would wait for a hung container for ever."""
     cdef u32 i
     cdef Task* task
-    cdef Value nothing
-    nothing.word = 0
-    nothing.tag = TAG_NONE
     batch.keys = <Key*> malloc(<u64> batch.n * sizeof(Key))
     if batch.keys == NULL:
         return
@@ -390,40 +382,41 @@ cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
         task = task_of(lanes, batch.tickets[i])
         if task.keyed:
             batch.keys[i] = task.key
-        row_end(lanes, batch.tickets[i], REPLICA_LOST, &nothing, now_us)
+        _again(lanes, batch.tickets[i], now_us)
+
+
+cdef void _again(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
+    """Back into its lane, once, if somebody still waits for this row; else it ends."""
+    cdef Task* task = task_of(lanes, ticket)
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    if task_needed(lanes, task) and task.tries < 2 and task.due_us > now_us:
+        lane_requeue(lanes, ticket)
+    else:
+        row_end(lanes, ticket, REPLICA_LOST, &nothing, now_us)
+
+
+cdef bint replica_late(const Replica* r) noexcept nogil:
+    return r.in_flight > 0 and r.flight[0].keys != NULL
 
 
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
     cdef u32 i
-    cdef u64 due
     for i in range(r.in_flight):
         if r.flight[i].keys != NULL or now_us <= r.flight[i].due_us:
             continue
         r.suspect = True
-        due = _due_us(lanes, r.flight[i])
-        if due > now_us:
-            r.flight[i].due_us = due
-        elif link_unsent(r.link):
+        if r.link.bytes_out < r.flight[i].end_bytes:
             return True
-        elif due == 0:
-            _let_go(lanes, r.flight[i], now_us)
+        _let_go(lanes, r.flight[i], now_us)
     return False
 
 
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
     cdef u32 i, k
-    cdef u64 ticket
-    cdef Task* task
-    cdef Value nothing
-    nothing.word = 0
-    nothing.tag = TAG_NONE
     for i in range(r.in_flight):
         for k in range(r.flight[i].n if r.flight[i].keys == NULL else 0):
-            ticket = r.flight[i].tickets[k]
-            task = task_of(lanes, ticket)
-            if task_needed(task) and task.tries < 2 and task.due_us > now_us:
-                lane_requeue(lanes, ticket)
-            else:
-                row_end(lanes, ticket, REPLICA_LOST, &nothing, now_us)
+            _again(lanes, r.flight[i].tickets[k], now_us)
         batch_free(r.flight[i])
     r.in_flight = 0

@@ -59,6 +59,7 @@ cdef cppclass ModelState:
     Tally tally
     vector[u32]* replicas       # loop: conns
     vector[u32]* busy_lanes     # loop: ids of lanes that have had rows
+    u64 pumps                   # loop: rounds of handing out rows
     u32 turn                    # loop: where the search for a free replica starts
     u64 hold_until_us           # loop: a batch is being delayed until then; 0: none
     bint hot                    # loop: on the list of models to look at

@@ -4,7 +4,8 @@ A step is: commands from Python; rows from submitters; deadlines; then, for ever
 free replicas; then one wake-up for all that ended. It never allocates per query and never asks for the GIL.
 
 Which replica. Replicas of a model share its lanes and pull from them when free, so a slow one takes less. An idle replica always
-goes first; a second batch is sent behind one in flight only when it is full, so pipelining never makes batches smaller.
+goes first; a second batch goes behind one in flight when it is full, or a fair part of that one, so that the container need not
+wait between batches and pipelining does not make them small.
 
 Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next. Before a batch is cut, rows at
 the head that cannot finish by their deadline in a batch of that size are shed (docs/design.md, "Early drop").
@@ -16,19 +17,20 @@ from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_must
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.future cimport delivery_flush
 from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
-                                row_end, task_due_us, task_of, ticket_of)
+                                row_end, task_due_us, task_of)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent
 from clipper_core.machine cimport acquire, eventfd_signal, relaxed
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (IN_FLIGHT_MAX, Batch, batch_free, batch_new, replica_bare, replica_frame,
-                                   replica_free, replica_lost, replica_new, replica_overdue, replica_send)
+                                   replica_free, replica_late, replica_lost, replica_new, replica_overdue, replica_send)
 from clipper_core.ring cimport ring_row
-from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, TOO_LARGE, Status
+from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
 cdef enum:
     CHORES_US = 25000           # overdue batches, heartbeats, silence
     RECENT_US = 1000000         # a lane used within this time still limits the batch's latency budget
+    SECOND_ROWS_MIN = 64
     HELD_US = 1000000           # a step is asked for at least this often
 
 
@@ -143,10 +145,6 @@ cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept 
     if slot == NULL:
         return False
     link_received(slot.link, n, now_us)
-    if slot.replica != NULL and slot.replica.suspect:
-        slot.replica.suspect = False
-        slot.replica.gauge.suspect.store(0, relaxed)
-        _warm(e, e.models[slot.model])
     while status == OK:
         if slot.replica != NULL and slot.link.protocol == 1:
             status = _bare(e, slot, now_us)
@@ -157,7 +155,16 @@ cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept 
     if status != PENDING:
         e.frames_bad += 1
         return False
+    _trust(e, slot)
     return True
+
+
+cdef void _trust(EngineState* e, LinkState* slot) noexcept nogil:
+    """It has been heard. A heartbeat does not answer a batch, though: who is overdue stays suspect."""
+    if slot.replica != NULL and slot.replica.suspect and not replica_late(slot.replica):
+        slot.replica.suspect = False
+        slot.replica.gauge.suspect.store(0, relaxed)
+        _warm(e, e.models[slot.model])
 
 
 cdef Status _bare(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
@@ -292,50 +299,87 @@ cdef u64 _waiting(EngineState* e, ModelState* model) noexcept nogil:
     return total
 
 
+cdef bint _takes_rows(LinkState* slot) noexcept nogil:
+    return not (slot.replica.draining or slot.replica.suspect or slot.link.closing)
+
+
 cdef LinkState* _free_replica(EngineState* e, ModelState* model, u64 waiting) noexcept nogil:
-    """An idle replica, else one with a single batch in flight if the next one would be full; NULL: none."""
+    """An idle replica, else the one soonest idle with a single batch in flight, if the next is worth its while; NULL: none."""
     cdef size_t i, n = model.replicas.size()
     cdef LinkState* slot
     cdef LinkState* second = NULL
     for i in range(n):
         slot = engine_slot(e, model.replicas[0][(model.turn + i) % n])
-        if slot.replica.draining or slot.replica.suspect or slot.link.closing:
+        if slot.replica.passed == model.pumps or not _takes_rows(slot):
             continue
         if slot.replica.in_flight == 0:
             model.turn = <u32> ((model.turn + i + 1) % n)
             return slot
-        if (second == NULL and slot.replica.in_flight < IN_FLIGHT_MAX and slot.link.protocol == 2
-                and batcher_size(&slot.replica.batcher, 0xFFFFFFFF) <= waiting):
+        if ((second == NULL or slot.replica.busy_until_us < second.replica.busy_until_us)
+                and slot.replica.in_flight < IN_FLIGHT_MAX and slot.link.protocol == 2
+                and _worth_a_second(slot.replica, waiting)):
             second = slot
     return second
 
 
-cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u64 now_us) noexcept nogil:
-    """Drop what cannot finish in time; -> the lane to begin with, NULL if nothing is left."""
-    cdef u64 start = max(now_us, r.busy_until_us if r.in_flight else now_us)
+cdef bint _worth_a_second(Replica* r, u64 waiting) noexcept nogil:
+    """Full, or a fair part of the one in flight and not tiny: then the container need never wait for us between batches."""
+    return waiting >= min(batcher_size(&r.batcher, 0xFFFFFFFF), max(r.flight[0].n / 4, <u32> SECOND_ROWS_MIN))
+
+
+cdef bint _too_late(Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil:
+    """A row due then cannot finish in a batch of n on this replica."""
+    return batcher_must_shed(&r.batcher, now_us, max(now_us, r.busy_until_us if r.in_flight else now_us), n, due_us)
+
+
+cdef bint _another_can(EngineState* e, ModelState* model, Replica* r, u64 waiting, u64 due_us, u64 now_us) noexcept nogil:
+    """Too late for this replica is not too late for one that is faster, even if it is busy now."""
+    cdef size_t i
+    cdef LinkState* slot
+    for i in range(model.replicas.size() if model.replicas.size() > 1 else 0):
+        slot = engine_slot(e, model.replicas[0][i])
+        if slot.replica != r and _takes_rows(slot) and not _too_late(slot.replica, batcher_size(&slot.replica.batcher, <u32> waiting),
+                                                                     due_us, now_us):
+            return True
+    return False
+
+
+cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u32* n, u64 now_us) noexcept nogil:
+    """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL: nothing for this replica."""
     cdef Lane* lane = _due_first(e, model, ticket)
-    cdef u32 n
+    cdef u64 due
     while lane != NULL:
-        n = batcher_size(&r.batcher, <u32> waiting[0])
-        if not batcher_must_shed(&r.batcher, now_us, start, n, task_of(e.lanes, ticket[0]).due_us):
+        due = task_of(e.lanes, ticket[0]).due_us
+        n[0] = batcher_size(&r.batcher, <u32> waiting[0])
+        if not _too_late(r, n[0], due, now_us):
             return lane
+        if _another_can(e, model, r, waiting[0], due, now_us):
+            n[0] = 1                                # a slow one may still be in time with a single row, and is not forgotten
+            if not _too_late(r, 1, due, now_us):
+                return lane
+            r.passed = model.pumps
+            return NULL
         lane_shed(e.lanes, lane, now_us)
-        waiting[0] -= min(waiting[0], <u64> 1)
         lane = _due_first(e, model, ticket)
+        waiting[0] = _waiting(e, model)
     return NULL
 
 
 cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     cdef u64 waiting = _waiting(e, model)
     cdef u64 ticket
+    cdef u32 n
     cdef LinkState* slot
     cdef Lane* lane
     model.hold_until_us = 0
+    model.pumps += 1
     while waiting:
         slot = _free_replica(e, model, waiting)
         if slot == NULL:
             break
-        lane = _shed(e, model, slot.replica, &ticket, &waiting, now_us)
+        lane = _shed(e, model, slot.replica, &ticket, &waiting, &n, now_us)
+        if lane == NULL and slot.replica.passed == model.pumps:
+            continue
         if lane == NULL:
             break
         model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting, task_of(e.lanes, ticket).submit_us,
@@ -343,7 +387,7 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if model.hold_until_us > now_us:
             break
         model.hold_until_us = 0
-        if not _send(e, model, slot, lane, ticket, batcher_size(&slot.replica.batcher, <u32> waiting), now_us):
+        if not _send(e, model, slot, lane, ticket, n, now_us):
             break
         waiting = _waiting(e, model)
     model.tally.queued.store(waiting, relaxed)
@@ -358,38 +402,52 @@ cdef u64 _wire_bytes(ModelState* model, LinkState* slot, Task* task) noexcept no
 
 cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, u64 ticket, u32 n, u64 now_us) noexcept nogil:
     cdef Batch* batch = batch_new(n)
-    cdef Task* task
-    cdef u64 nbytes = 0
+    cdef Status status
     if batch == NULL:
         return False
-    batch.slo_us = NEVER
-    while lane != NULL and batch.n < n:
-        task = task_of(e.lanes, ticket)
-        nbytes += _wire_bytes(model, slot, task)
-        if batch.n and nbytes + 8 > e.limits.payload_bytes_max:
-            break
-        batch.tickets[batch.n] = ticket
-        batch.n += 1
-        batch.due_us = max(batch.due_us, task.due_us)
-        batch.slo_us = min(batch.slo_us, lane.slo_us)
-        lane_pop(e.lanes, lane)
-        if model.busy_lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
-            lane = _due_first(e, model, &ticket)
-    if replica_send(slot.replica, e.lanes, &model.spec, batch, now_us) != OK:
-        _drop_batch(e, batch, now_us)
+    _fill(e, model, slot, batch, lane, ticket, n, now_us)
+    status = replica_send(slot.replica, e.lanes, &model.spec, batch, now_us)
+    if status != OK:
+        _drop_batch(e, batch, status, now_us)
         return True
     _want_write(e, slot)
     return True
 
 
-cdef void _drop_batch(EngineState* e, Batch* batch, u64 now_us) noexcept nogil:
+cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch, Lane* lane, u64 ticket, u32 n,
+                u64 now_us) noexcept nogil:
+    """Up to n rows into the batch, the first of them `ticket`, which is known to be in time."""
+    cdef Task* task
+    cdef u64 nbytes = 0
+    batch.slo_us = batch.first_due_us = NEVER
+    while lane != NULL and batch.n < n:
+        task = task_of(e.lanes, ticket)
+        if batch.n and _too_late(slot.replica, n, task.due_us, now_us):
+            if _another_can(e, model, slot.replica, n, task.due_us, now_us):
+                break
+            lane_shed(e.lanes, lane, now_us)
+        else:
+            nbytes += _wire_bytes(model, slot, task)
+            if batch.n and nbytes + 8 > e.limits.payload_bytes_max:
+                break
+            batch.tickets[batch.n] = ticket
+            batch.n += 1
+            batch.due_us = max(batch.due_us, task.due_us)
+            batch.first_due_us = min(batch.first_due_us, task_due_us(task))
+            batch.slo_us = min(batch.slo_us, lane.slo_us)
+            lane_pop(e.lanes, lane)
+        if model.busy_lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
+            lane = _due_first(e, model, &ticket)
+
+
+cdef void _drop_batch(EngineState* e, Batch* batch, Status status, u64 now_us) noexcept nogil:
     """A batch that cannot be framed (a row larger than a frame may be) ends here."""
     cdef u32 i
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE
     for i in range(batch.n):
-        row_end(e.lanes, batch.tickets[i], TOO_LARGE, &nothing, now_us)
+        row_end(e.lanes, batch.tickets[i], status, &nothing, now_us)
     batch_free(batch)
 
 
@@ -429,16 +487,19 @@ cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
         return
     if replica_overdue(r, e.lanes, now_us):
         _close_soon(e, slot)
+    if r.suspect:
+        r.gauge.suspect.store(1, relaxed)
+        _warm(e, e.models[slot.model])              # its rows go to others
     _finish_draining(e, slot, now_us)
     if slot.link.protocol == 1:
         return
     if silent > 2 * e.heartbeat_us:
         r.suspect = True
+        r.gauge.suspect.store(1, relaxed)
     if silent > 3 * e.heartbeat_us and (r.in_flight == 0 or now_us > r.flight[0].due_us):
         _close_soon(e, slot)
     if now_us > slot.link.spoke_us + e.heartbeat_us and not link_unsent(slot.link):
         _say(e, slot, HEARTBEAT, NULL, 0, now_us)
-    r.gauge.suspect.store(1 if r.suspect else 0, relaxed)
 
 
 cdef bint engine_idle(EngineState* e) noexcept nogil:
@@ -468,5 +529,3 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
             e.hot.pop_back()
     delivery_flush(e.delivery)
     return min(next_us, e.chores_us, wheel_next_us(e.lanes.wheel))
-
-

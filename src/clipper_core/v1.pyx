@@ -147,10 +147,10 @@ cdef Status _v1_open(const u8* message, u64 nbytes, u32 rows_max, u64 bytes_max,
 cdef bint _is_v1_variable(const V1Batch* batch) noexcept nogil:
     cdef Cursor cursor
     cdef u64 length
-    cdef u32 i
+    cdef u32 _i
     cursor.at = batch.content
     cursor.left = batch.content_bytes
-    for i in range(batch.n):
+    for _i in range(batch.n):
         if cursor.left < sizeof(u32):
             return False
         length = <u64> _u32_at(cursor.at) * _v1_item(batch.format)
@@ -340,8 +340,8 @@ def decode_v1(message, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
 cdef list _numbers(bytes raw, const V1Batch* batch):
     cdef list rows = []
     cdef u64 at = V1_HEAD_BYTES, nbytes = batch.row_bytes
-    cdef u32 i
-    for i in range(batch.n):
+    cdef u32 _i
+    for _i in range(batch.n):
         if batch.format > V1_U8:
             nbytes = <u64> _u32_at(<const u8*> PyBytes_AS_STRING(raw) + at) * _v1_item(batch.format)
             at += sizeof(u32)

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -139,6 +140,15 @@ def test_what_must_be_refused(vector: dict[str, Any]) -> None:
             decode_v1(frame)
         else:
             opened(frame)
+
+
+def test_the_pages_example_is_a_golden_frame() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
+    dumps = re.findall(r"```\n(00  .*?)```", page, re.DOTALL)
+    bytes_of = re.compile(r"^[0-9a-f]{2}  ((?:[0-9a-f]{2} ?)+?)(?: {2,}|$)", re.MULTILINE)
+    shown = [bytes.fromhex("".join(bytes_of.findall(dump))) for dump in dumps]
+    golden = {vector["name"]: bytes.fromhex(vector["hex"]) for vector in FRAMES}
+    assert shown == [golden["predict_f64_vectors"], golden["reply_str_all_parts"][HEADER_BYTES:]]
 
 
 # -- damage

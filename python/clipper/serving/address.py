@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,13 +49,18 @@ def _listen_unix(path: str) -> Listener:
         server.listen(_BACKLOG)
     except OSError as error:
         server.close()
-        raise _explain(error, path, "Is another server using it?") from None
+        raise _explain(error, path, "Stop it, or choose another path for server.address.", _unix_inode(path)) from None
     server.setblocking(False)
     return Listener(server.detach(), f"unix:{path}", path)
 
 
 def _remove_if_dead(path: str) -> None:
     """A socket file that nobody answers on is left over from a server that was killed."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):  # connect() would say "refused" of any file
+            raise FileExistsError(errno.EEXIST, "there is a file of that name, and it is no socket")
+    except FileNotFoundError:
+        return
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with probe:
         try:
@@ -76,15 +82,49 @@ def _listen_tcp(address: str) -> Listener:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, int(port)))
         server.listen(_BACKLOG)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         server.close()
-        raise _explain(error, f"{host}:{port}", "Use another port, or port 0 for any free one.") from None
+        hint = "Use another port, or port 0 for any free one."
+        raise _explain(error, f"{host}:{port}", hint, _tcp_inode(port)) from None
     server.setblocking(False)
     bound = server.getsockname()[1]
     return Listener(server.detach(), f"tcp:{host}:{bound}")
 
 
-def _explain(error: Exception, where: str, hint: str) -> AddressInUse | ConfigError:
+def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUse | ConfigError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return AddressInUse(f"{where} is taken.", hint=hint)
-    return ConfigError(f"cannot listen on {where}: {error}.", hint=hint)
+        return AddressInUse(f"{where} is taken{_by_whom(inode)}.", hint=hint)
+    why = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return ConfigError(f"cannot listen on {where}: {why}.", hint="Correct server.address.")
+
+
+# -- who has it: Linux tells the inode of a listening socket, and which process holds which inode, as far as we may look
+
+
+def _tcp_inode(port: str) -> str:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for words in _rows(table):
+            if len(words) > 9 and words[3] == "0A" and port.isdecimal() and words[1].endswith(f":{int(port):04X}"):
+                return words[9]
+    return ""
+
+
+def _unix_inode(path: str) -> str:
+    return next((words[6] for words in _rows("/proc/net/unix") if len(words) > 7 and words[7] == path), "")
+
+
+def _rows(table: str) -> list[list[str]]:
+    try:
+        return [line.split() for line in Path(table).read_text(errors="replace").splitlines()[1:]]
+    except OSError:
+        return []
+
+
+def _by_whom(inode: str) -> str:
+    """` by process 4121 (python train.py)`, or nothing where we cannot see it."""
+    for link in Path("/proc").glob("[0-9]*/fd/*") if inode else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == f"socket:[{inode}]":
+                command = (link.parent.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f" by process {link.parts[2]} ({command.strip()[:80]})"
+    return ""

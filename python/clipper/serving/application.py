@@ -23,7 +23,7 @@ class ApplicationHandle:
 
         x: one input of the application's type.  user: whose selection state applies.  slo_ms: instead of the
         application's; the answer is there by then, from the models or the default.  salt: another cache entry.
-        Raises InvalidInput (type, shape, SLO) and UnknownApplication, and nothing else; the future never raises for a
+        Raises InvalidInput (type, shape, SLO), UnknownApplication, UnknownModel when no model is linked; the future never raises for a
         model's failure.
         """
         question = self._question(self.name)
@@ -37,7 +37,7 @@ class ApplicationHandle:
 
 
 def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
-    if not 0 < slo_ms <= slo_ms_max:
+    if isinstance(slo_ms, str) or not 0 < slo_ms <= slo_ms_max:
         raise InvalidInput(
             f"slo_ms={slo_ms!r}: it must lie above 0 and at most at {slo_ms_max:g} ms.", hint="See limits.slo_ms_max."
         )

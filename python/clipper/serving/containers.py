@@ -97,6 +97,7 @@ class Containers:
 
     def stop(self) -> None:
         self._stopping = True
+        self.notify()
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()
@@ -106,10 +107,13 @@ class Containers:
         """The connected replicas of a model version."""
         return [replica for replica in tuple(self._replicas.values()) if replica.hello.id == model]
 
-    def wait_for(self, model: VersionedModel, count: int, timeout_s: float) -> bool:
-        """Wait until `count` replicas of `model` are connected; False when the time is over first."""
+    def wait_for(
+        self, model: VersionedModel, count: int, timeout_s: float, hopeless: Callable[[], object] = lambda: False
+    ) -> bool:
+        """Wait until `count` replicas of `model` are connected; False when the time is over first, or it is hopeless."""
         with self._arrival:
-            return self._arrival.wait_for(lambda: len(self.of(model)) >= count or self._stopping, timeout_s)
+            self._arrival.wait_for(lambda: len(self.of(model)) >= count or self._stopping or hopeless(), timeout_s)
+            return len(self.of(model)) >= count
 
     def notify(self) -> None:
         """Let those who wait look again."""

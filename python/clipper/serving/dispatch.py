@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
 
 from clipper import errors
 from clipper_core.engine import Engine
@@ -22,6 +23,7 @@ from clipper_core.mailbox import MailboxReader
 from clipper_core.status import Status, bind_errors
 
 _log = logging.getLogger(__name__)
+FORK_HINT = "Start a server of its own in the child, or fork before clipper.start()."
 
 bind_errors(
     {
@@ -155,6 +157,12 @@ def _dead_after_fork() -> None:
     """A fork has no loop thread: everything in flight, and every later call, ends with ForkedProcess."""
     for dispatch in list(_live):
         dispatch.engine.kill(Status.FORKED)
+        dispatch.engine.delivery.on_await = _refuse_in_fork
+        dispatch.engine.delivery.on_callback = _refuse_in_fork
+
+
+def _refuse_in_fork(*_: object) -> NoReturn:
+    raise errors.ForkedProcess("the query was in flight when this process was forked.", hint=FORK_HINT)
 
 
 os.register_at_fork(after_in_child=_dead_after_fork)

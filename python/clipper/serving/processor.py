@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from clipper.errors import ForkedProcess, UnknownModel
 from clipper.selection import Policy, Prediction
+from clipper.serving.dispatch import FORK_HINT
 from clipper.types import Answer, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -42,8 +44,12 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
 
 def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
-    """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape."""
+    """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
+    UnknownModel when nothing is linked."""
     selected = question.policy.select(question.state, user, question.models)
+    if not selected:
+        hint = f"Link one: server.app({question.name!r}, models=[...])."
+        raise UnknownModel(f"application {question.name!r} links no model.", hint=hint)
     asked = Asked(question, selected)
     cores = question.cores
     return predict_all(tuple(cores[model] for model in selected), x, slo_us, salt, finish, asked)
@@ -60,6 +66,8 @@ def finish(future: Future) -> Answer:
             arrived[model] = Prediction(future.output(i), future.confidence(i))
         else:
             missing.append(model)
+    if missing and not arrived and future.status() is Status.FORKED:
+        raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
     combined = question.policy.combine(question.state, arrived, missing)
     reason = ""
     if not combined.used:
@@ -82,7 +90,7 @@ def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Pre
     if arrived:
         return f"the output of {', '.join(map(str, arrived))} is not a finite value"
     whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.selected)]
-    return "; ".join(dict.fromkeys(whys)) or f"application {asked.question.name!r} links no model"
+    return "; ".join(dict.fromkeys(whys))
 
 
 _WHYS: dict[Status, Callable[[str], str]] = {

@@ -1,0 +1,23 @@
+"""A model of your own, as a class, served by a process that you start (anywhere that reaches the server):
+
+    clipper-container serve own_container:Brightness --connect unix:/run/clipper.sock --name brightness
+
+What to connect to, and the token, are what `clipper up` prints.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from clipper_container import Model
+
+
+class Brightness(Model):
+    input = "f64[64]"
+    output = "f64"
+
+    def load(self) -> None:  # once, in this process: open files, sockets and devices here
+        self.full = 16.0
+
+    def predict_batch(self, inputs: Any) -> Any:  # an array of shape (n, 64), aligned and not copied
+        return np.mean(inputs, axis=1) / self.full  # n numbers

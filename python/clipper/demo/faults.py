@@ -1,0 +1,128 @@
+"""What a person does to containers in the demo, and how long they take to come back."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from clipper.demo.load import Outcomes
+from clipper.server import ClipperServer
+
+FREEZE_S = 3.0
+
+
+@dataclass(slots=True)
+class Fault:
+    """One container killed or frozen.  back_s: until it (or its successor) was ready again; negative until then.
+    gone_s: until the server had noticed.  queries, partial, defaults: between the fault and the come-back."""
+
+    kind: str
+    container: str
+    pid: int
+    at_s: float
+    gone_s: float = -1.0
+    back_s: float = -1.0
+    queries: int = 0
+    partial: int = 0
+    defaults: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.back_s >= 0
+
+
+class Faults:
+    """Kills and freezes, one model after another. Threads: one."""
+
+    def __init__(self, server: ClipperServer, outcomes: Outcomes) -> None:
+        self.all: list[Fault] = []
+        self._server = server
+        self._outcomes = outcomes
+        self._next = 0
+        self._before: dict[int, tuple[int, int, int]] = {}  # by position in `all`
+        self._frozen: dict[int, tuple[int, float]] = {}  # pidfd and when to thaw it, by position in `all`
+
+    def kill(self) -> Fault | None:
+        """kill -9 a ready container of the next model; None when no model has one."""
+        return self._do("killed", signal.SIGKILL)
+
+    def freeze(self) -> Fault | None:
+        """SIGSTOP a ready container of the next model; look() wakes it after FREEZE_S."""
+        return self._do("frozen", signal.SIGSTOP)
+
+    def look(self) -> list[Fault]:
+        """See what has changed since; -> the faults that were noticed by the server, or are over, only now."""
+        self._thaw(time.monotonic())
+        open_ = [(at, fault) for at, fault in enumerate(self.all) if not fault.over]
+        if not open_:
+            return []
+        replicas = self._replicas()
+        return [fault for at, fault in open_ if self._follow(at, fault, replicas)]
+
+    def end(self) -> None:
+        """Wake what is frozen: a frozen process cannot be asked to end."""
+        self._thaw(float("inf"))
+
+    def _do(self, kind: str, number: signal.Signals) -> Fault | None:
+        busy = {fault.container for fault in self.all if not fault.over}
+        ready = {c: r["pid"] for c, r in self._replicas().items() if r["state"] == "ready" and c not in busy}
+        models = list(dict.fromkeys(container.partition(":")[0] for container in self._replicas()))
+        for turn in range(len(models)):
+            model = models[(self._next + turn) % len(models)]
+            chosen = next((c for c in ready if c.startswith(f"{model}:")), None)
+            if chosen is not None:
+                self._next += turn + 1
+                return self._signal(kind, number, chosen, ready[chosen])
+        return None
+
+    def _signal(self, kind: str, number: signal.Signals, container: str, pid: int) -> Fault | None:
+        try:
+            pid_fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return None
+        signal.pidfd_send_signal(pid_fd, number)
+        at = len(self.all)
+        fault = Fault(kind, container, pid, time.monotonic())
+        self.all.append(fault)
+        outcomes = self._outcomes
+        self._before[at] = (outcomes.answered, outcomes.partial, outcomes.defaults)
+        if number == signal.SIGSTOP:
+            self._frozen[at] = (pid_fd, fault.at_s + FREEZE_S)
+        else:
+            os.close(pid_fd)
+        return fault
+
+    def _thaw(self, now: float) -> None:
+        for at, (pid_fd, until) in list(self._frozen.items()):
+            if now >= until:
+                del self._frozen[at]
+                try:
+                    signal.pidfd_send_signal(pid_fd, signal.SIGCONT)
+                except ProcessLookupError:  # it ended, frozen as it was
+                    pass
+                finally:
+                    os.close(pid_fd)
+
+    def _follow(self, at: int, fault: Fault, replicas: dict[str, dict[str, Any]]) -> bool:
+        replica = replicas.get(fault.container)
+        serves = replica is not None and replica["state"] == "ready" and not replica.get("suspect")
+        unnoticed = serves and replica is not None and replica["pid"] == fault.pid
+        if unnoticed and (fault.kind == "killed" or at in self._frozen):
+            return False
+        is_news = fault.gone_s < 0 and not unnoticed
+        if is_news:
+            fault.gone_s = time.monotonic() - fault.at_s
+        if not serves or at in self._frozen:
+            return is_news
+        answered, partial, defaults = self._before.pop(at)
+        fault.back_s = time.monotonic() - fault.at_s
+        fault.queries = self._outcomes.answered - answered
+        fault.partial = self._outcomes.partial - partial
+        fault.defaults = self._outcomes.defaults - defaults
+        return True
+
+    def _replicas(self) -> dict[str, dict[str, Any]]:
+        """By `name:version/number`, in the order of the models."""
+        models = self._server.stats()["models"]
+        return {f"{name}/{r['number']}": r for name, model in models.items() for r in model["replicas"]}

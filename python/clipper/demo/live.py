@@ -1,0 +1,127 @@
+"""The table of the demo: a line a model, a line for the application, what happened last, and the keys."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from clipper.demo.faults import FREEZE_S, Fault
+from clipper.demo.report import ApplicationFigures, ModelFigures, Report
+
+EVENTS_MAX = 5
+_DOTS = {"ready": ("●", "green"), "suspect": ("◐", "yellow"), "failed": ("×", "bold red")}
+_OTHER = ("○", "red")
+_WORDS = {"running": "loading", "backoff": "down", "starting": "starting", "suspect": "not responding"}
+
+_KEYS = Text.assemble(
+    *(
+        part
+        for key, what in (
+            ("k", "kill -9 a container"),
+            ("s", f"freeze one for {FREEZE_S:g} s"),
+            ("+ -", "rate"),
+            ("q", "quit"),
+        )
+        for part in ((f" {key} ", "reverse"), (f" {what}   ", "dim"))
+    )
+)
+
+
+def screen(report: Report, rate: float, elapsed_s: float, events: Sequence[Text], keys: bool) -> RenderableType:
+    """All of it, for the live display."""
+    head = Text.assemble((" digits", "bold"), (f"  {rate:g} queries a second  {clock(elapsed_s)}", "dim"))
+    parts: list[RenderableType] = [Text(), head, models(report.models), application(report.application), Text()]
+    parts += [Text.assemble(" ", event) for event in [*events[-EVENTS_MAX:], *[Text()] * EVENTS_MAX][:EVENTS_MAX]]
+    return Group(*parts, Text(), Text.assemble(" ", _KEYS)) if keys else Group(*parts)
+
+
+def models(figures: Sequence[ModelFigures]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=True, padding=(0, 1))
+    table.add_column("model", min_width=9)
+    table.add_column("", min_width=2)
+    for title, width in (("asked", 6), ("p50", 7), ("p99", 8), ("batch", 5), ("limit", 5), ("cached", 6)):
+        table.add_column(title, justify="right", min_width=width)
+    table.add_column("state", min_width=14)
+    for one in figures:
+        table.add_row(
+            Text(one.name, "bold"),
+            Text.assemble(*(_DOTS.get(state, _OTHER) for state in one.replicas)),
+            f"{one.asked_per_s:.0f}/s",
+            milliseconds(one.p50_ms),
+            milliseconds(one.p99_ms),
+            f"{one.batch_rows:.1f}" if one.batch_rows else "-",
+            str(one.limit) if one.limit else "-",
+            f"{one.cached:.0%}",
+            _state(one),
+        )
+    return table
+
+
+def application(figures: ApplicationFigures) -> Table:
+    """SLO, latency, accuracy and default answers, in two columns."""
+    table = Table.grid(padding=(0, 2))
+    met = Text(f"{share(figures.slo_met)} met", "green" if figures.slo_met >= 0.99 else "yellow")
+    server = f"p50 {milliseconds(figures.p50_ms)}, p99 {milliseconds(figures.p99_ms)}"
+    wall = f"p50 {milliseconds(figures.wall_p50_ms)}, p99 {milliseconds(figures.wall_p99_ms)}"
+    rows: list[tuple[str, str | Text]] = [
+        ("answers", f"{figures.answers_per_s:.0f}/s, {figures.accuracy:.1%} of them right"),
+        (f"SLO {figures.slo_ms:g} ms", met),
+        ("latency", Text.assemble(server, ("  in the server", "dim"))),
+        ("", Text.assemble(wall, ("  for the caller, since it was due", "dim"))),
+        ("default", _defaults(figures)),
+    ]
+    for name, value in rows:
+        table.add_row(Text(f" {name}", "dim"), value)
+    return table
+
+
+def _defaults(figures: ApplicationFigures) -> Text:
+    text = Text("none" if not figures.defaults else f"{figures.defaults} answers", "" if figures.defaults else "dim")
+    if figures.partial:
+        text.append(f"; {figures.partial} answers without one of the models", "dim")
+    for reason, count in list(figures.default_reasons.items())[:2]:
+        text.append(f"\n{count} x {reason}", "yellow")
+    for error, count in figures.errors.items():
+        text.append(f"\n{count} x {error}", "red")
+    return text
+
+
+def _state(figures: ModelFigures) -> Text:
+    others = [state for state in figures.replicas if state != "ready"]
+    if not others:
+        return Text("ready", "green")
+    said = _WORDS.get(others[0], others[0])
+    return Text(said if len(figures.replicas) == 1 else f"{len(others)} {said}", "yellow")
+
+
+def happened(fault: Fault, at_s: float) -> Text:
+    """One line about a fault: done, noticed, or over."""
+    line = Text.assemble((f"{clock(at_s)}  ", "dim"), (fault.container, "bold"))
+    if fault.over:
+        line.append(f" is back after {fault.back_s:.2f} s", "green")
+        return line.append(f": {meanwhile(fault)}", "dim")
+    if fault.gone_s >= 0:
+        return line.append(f" is missed, after {fault.gone_s * 1000:.0f} ms; queries go on without it", "yellow")
+    how = f"kill -9 {fault.pid}" if fault.kind == "killed" else f"kill -STOP {fault.pid}, for {FREEZE_S:g} s"
+    return line.append(f" {fault.kind} ({how})", "red")
+
+
+def meanwhile(fault: Fault) -> str:
+    """What queries saw of a fault."""
+    whole = fault.queries - fault.partial - fault.defaults
+    return f"{whole} answers by all models, {fault.partial} by the others, {fault.defaults} by default"
+
+
+def milliseconds(value: float) -> str:
+    return "-" if value == 0 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def share(value: float) -> str:
+    """A percentage that does not round up to 100."""
+    return "100 %" if value == 1 else f"{min(value * 100, 99.99):.2f} %"
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

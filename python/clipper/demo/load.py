@@ -1,0 +1,128 @@
+"""Queries at a rate, open loop: each is due at its own time, whatever became of those before.
+
+Latency by the wall counts from the time a query was due, not from when it was sent: a load that waits while the server is
+slow measures nothing of that slowness ("coordinated omission").
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+
+from clipper.demo.digits import Digits
+from clipper.serving.application import ApplicationHandle
+from clipper.types import Answer
+
+REPEATED = 0.3  # share of queries that repeat an earlier one
+RATE_MAX = 5000.0
+_RECENT = 64  # among so many of the last
+_GRACE_US = 1000  # a deadline's answer is made at the deadline, so it is there a moment after
+_LATE_MAX_S = 0.25  # a load that is further behind (the machine slept, say) starts afresh
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the queries. Written by the load's thread only; read by any, a few queries apart.
+
+    answer_us, wall_us: of each answer: as the server counts it, and since it was due.  partial: answered without some
+    model.  errors: raised by predict or the future, by type.
+    """
+
+    sent: int = 0
+    answered: int = 0
+    defaults: int = 0
+    partial: int = 0
+    correct: int = 0
+    met: int = 0
+    answer_us: list[int] = field(default_factory=list)
+    wall_us: list[int] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+class Load:
+    """Sends scans to an application from a thread of its own. Threads: any, for what has no underscore.
+
+    rate: queries a second, on average; arrivals are a Poisson process by `seed`. A third repeat an earlier query; the
+    others are a held-out scan with fresh noise of its own.
+    """
+
+    def __init__(self, app: ApplicationHandle, digits: Digits, rate: float, slo_ms: float, seed: int = 0) -> None:
+        self.rate = rate
+        self.outcomes = Outcomes()
+        self._app = app
+        self._digits = digits
+        self._met_us = round(slo_ms * 1000) + _GRACE_US
+        self._random = random.Random(seed)
+        self._noise = np.random.default_rng(seed)
+        self._recent: list[tuple[NDArray[np.float64], int]] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clipper-demo-load", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no more; return when the last answer is in."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        uvloop.run(self._send())
+
+    async def _send(self) -> None:
+        waiting: set[asyncio.Task[None]] = set()
+        due = time.perf_counter()
+        while not self._stopping.is_set():
+            due += self._random.expovariate(self.rate)
+            now = time.perf_counter()
+            if now < due:
+                await asyncio.sleep(due - now)
+            elif now - due > _LATE_MAX_S:
+                due = now
+            task = asyncio.create_task(self._ask(due))
+            waiting.add(task)
+            task.add_done_callback(waiting.discard)
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def _ask(self, due: float) -> None:
+        scan, digit = self._next()
+        outcomes = self.outcomes
+        outcomes.sent += 1
+        try:
+            answer: Answer = await self._app.predict(scan)
+        except Exception as error:  # counted and shown: a load that dies shows nothing
+            outcomes.errors[type(error).__name__] += 1
+            return
+        outcomes.wall_us.append(round((time.perf_counter() - due) * 1e6))
+        self._count(answer, digit)
+
+    def _count(self, answer: Answer, digit: int) -> None:
+        outcomes = self.outcomes
+        outcomes.answered += 1
+        outcomes.answer_us.append(answer.latency_us)
+        if answer.is_default:
+            outcomes.defaults += 1
+            outcomes.reasons[answer.reason] += 1
+            return
+        outcomes.partial += bool(answer.missing)
+        outcomes.met += answer.latency_us <= self._met_us
+        outcomes.correct += answer.output == digit
+
+    def _next(self) -> tuple[NDArray[np.float64], int]:
+        if self._recent and self._random.random() < REPEATED:
+            return self._random.choice(self._recent)
+        at = self._random.randrange(len(self._digits.held_x))
+        scan = self._digits.held_x[at] + self._noise.normal(0, 0.5, 64)
+        fresh = (scan, int(self._digits.held_y[at]))
+        self._recent.append(fresh)
+        del self._recent[:-_RECENT]
+        return fresh

@@ -1,0 +1,152 @@
+"""From counters to figures: what happened between two looks at the server and at the load."""
+
+import bisect
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clipper.demo.load import Outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The counters at one moment. sent to errors: as in Outcomes; answers: how many there were."""
+
+    at_s: float
+    stats: dict[str, Any]
+    sent: int
+    answers: int
+    defaults: int
+    partial: int
+    correct: int
+    met: int
+    reasons: Counter[str]
+    errors: Counter[str]
+
+    @classmethod
+    def take(cls, at_s: float, stats: dict[str, Any], outcomes: Outcomes) -> "Look":
+        o = outcomes
+        return cls(
+            at_s, stats, o.sent, o.answered, o.defaults, o.partial, o.correct, o.met, o.reasons.copy(), o.errors.copy()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """One model. asked_per_s: queries.  p50_ms, p99_ms: of evaluated predictions.  batch_rows: mean.  limit: most rows
+    that the batchers send now, summed over replicas.  cached: share answered without an evaluation of its own.
+    replicas: the state of each: ready, suspect, starting, running, backoff, failed or stopped."""
+
+    name: str
+    replicas: tuple[str, ...]
+    asked_per_s: float
+    p50_ms: float
+    p99_ms: float
+    batch_rows: float
+    limit: int
+    cached: float
+
+    @property
+    def ready(self) -> int:
+        return self.replicas.count("ready")
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationFigures:
+    """The application. p50_ms, p99_ms: as the server counts; wall_: since the query was due.  slo_met: share of answers
+    by a model and in time.  partial: answers that lacked some model.  accuracy: of the answers that are no default."""
+
+    name: str
+    slo_ms: float
+    seconds: float
+    sent: int
+    answered: int
+    answers_per_s: float
+    p50_ms: float
+    p99_ms: float
+    wall_p50_ms: float
+    wall_p99_ms: float
+    slo_met: float
+    partial: int
+    defaults: int
+    default_reasons: dict[str, int]
+    errors: dict[str, int]
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    application: ApplicationFigures
+    models: tuple[ModelFigures, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: `application`, and `models` by name."""
+        models = {m.name: {**asdict(m), "ready": m.ready} for m in self.models}
+        return {"application": asdict(self.application), "models": models}
+
+
+def between(before: Look, after: Look, outcomes: Outcomes, name: str, slo_ms: float) -> Report:
+    """The figures of the time between two looks."""
+    seconds = max(after.at_s - before.at_s, 1e-9)
+    models = [
+        _model(id_, before.stats["models"].get(id_), now, seconds)
+        for id_, now in after.stats["models"].items()
+        if now["replicas"]
+    ]
+    return Report(_application(before, after, outcomes, name, slo_ms, seconds), tuple(models))
+
+
+def _model(id_: str, before: dict[str, Any] | None, now: dict[str, Any], seconds: float) -> ModelFigures:
+    def grown(key: str) -> int:
+        return int(now[key]) - int(before[key] if before else 0)
+
+    latency = now["latency_us"] - before["latency_us"] if before else now["latency_us"]
+    rows = now["batch_rows"] - before["batch_rows"] if before else now["batch_rows"]
+    ended = sum(now["ended"].values()) - (sum(before["ended"].values()) if before else 0)
+    asked = ended + grown("hits")
+    return ModelFigures(
+        name=id_,
+        replicas=tuple("suspect" if r.get("suspect") else str(r["state"]) for r in now["replicas"]),
+        asked_per_s=asked / seconds,
+        p50_ms=latency.quantile(0.5) / 1000 if latency.count else 0.0,
+        p99_ms=latency.quantile(0.99) / 1000 if latency.count else 0.0,
+        batch_rows=rows.mean if rows.count else 0.0,
+        limit=sum(r.get("limit", 0) for r in now["replicas"]),
+        cached=(grown("hits") + grown("joined")) / asked if asked else 0.0,
+    )
+
+
+def _application(
+    before: Look, after: Look, outcomes: Outcomes, name: str, slo_ms: float, seconds: float
+) -> ApplicationFigures:
+    answered = after.answers - before.answers
+    defaults = after.defaults - before.defaults
+    by_models = answered - defaults
+    server_us = sorted(outcomes.answer_us[before.answers : after.answers])
+    wall_us = sorted(outcomes.wall_us[before.answers : after.answers])
+    return ApplicationFigures(
+        name=name,
+        slo_ms=slo_ms,
+        seconds=seconds,
+        sent=after.sent - before.sent,
+        answered=answered,
+        answers_per_s=answered / seconds,
+        p50_ms=quantile(server_us, 0.5) / 1000,
+        p99_ms=quantile(server_us, 0.99) / 1000,
+        wall_p50_ms=quantile(wall_us, 0.5) / 1000,
+        wall_p99_ms=quantile(wall_us, 0.99) / 1000,
+        slo_met=(after.met - before.met) / answered if answered else 0.0,
+        partial=after.partial - before.partial,
+        defaults=defaults,
+        default_reasons=dict((after.reasons - before.reasons).most_common()),
+        errors=dict(after.errors - before.errors),
+        accuracy=(after.correct - before.correct) / by_models if by_models else 0.0,
+    )
+
+
+def quantile(ordered: list[int], q: float) -> float:
+    """The smallest value that at least a share `q` does not exceed; 0 of an empty list."""
+    if not ordered:
+        return 0.0
+    rank = bisect.bisect_left(range(1, len(ordered) + 1), q * len(ordered))
+    return float(ordered[min(rank, len(ordered) - 1)])

@@ -1,0 +1,215 @@
+"""The demo from its banner to its summary."""
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from clipper.config import load as load_config
+from clipper.demo import digits, live
+from clipper.demo.faults import Fault, Faults
+from clipper.demo.keys import Keys
+from clipper.demo.load import RATE_MAX, Load
+from clipper.demo.report import Look, Report, between
+from clipper.errors import DeployFailed
+from clipper.server import ClipperServer
+
+SLO_MS = 50.0
+SECONDS_UNATTENDED = 10.0
+ACCURACY_MIN = 0.5  # less is no model of digits: something is broken
+_TICK_S = 0.02
+_LOOK_S = 0.5
+_LOOKS = 6  # the live figures are those of the last 3 s
+_RATE_STEP = 1.25
+_SWITCH_S = 0.0005  # so that drawing the table does not hold up the load's thread for 5 ms a time
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """seconds: None for 10 without a terminal, and until `q` with one.  rate: queries a second.  state: a folder that
+    keeps the models, or empty.  json: the summary for a machine, on stdout; all else on stderr.  version: for the banner."""
+
+    seconds: float | None = None
+    rate: float = 300.0
+    state: str = ""
+    json: bool = False
+    version: str = ""
+
+
+def run(options: Options) -> int:
+    """Run the demo; -> the exit code: 0, or 1 when nothing was answered, or nonsense. Raises: ClipperError."""
+    logging.getLogger("clipper").addHandler(logging.NullHandler())  # what it would say, the table shows
+    console = Console(stderr=options.json, highlight=False)
+    banner(console, options)
+    scans = digits.load()
+    config = load_config(state=options.state or None, restarts_max=1000, restart_ms_max=1000)
+    with _interruptible(), ClipperServer(config).start() as server:
+        deploy(server, scans, console)
+        models = list(digits.REPLICAS)
+        app = server.app("digits", models=models, slo_ms=SLO_MS, default=-1, policy="ensemble")
+        demo = Demo(server, Load(app, scans, options.rate, SLO_MS), console, options)
+        report = demo.go()
+    summary(console, report, demo.faults.all, options)
+    return 0 if report.application.answered and report.application.accuracy >= ACCURACY_MIN else 1
+
+
+def banner(console: Console, options: Options) -> None:
+    state = f"state in {options.state}" if options.state else "state in memory"
+    console.print(Text.assemble(("\n clipper ", "bold"), (f"{options.version} · {state}", "dim")))
+    console.print(
+        " Three scikit-learn models of handwritten digits, each in processes of its own.\n"
+        f" An application asks all three and answers by their vote within {SLO_MS:g} ms: from those\n"
+        " heard in time, or, when none is, with its default.\n"
+    )
+
+
+def deploy(server: ClipperServer, scans: digits.Digits, console: Console) -> None:
+    """Train and deploy what the state does not hold yet; return when every replica has answered."""
+    for name, replicas in digits.REPLICAS.items():
+        if name in server.catalog.view.versions:
+            console.print(Text(f" {name:<8}from the state", "dim"))
+            continue
+        started = time.perf_counter()
+        estimator = digits.train(name, scans)
+        score = estimator.score(scans.held_x, scans.held_y)
+        server.deploy(name, estimator, replicas=replicas, wait=False)
+        processes = f"{replicas} process{'es' if replicas > 1 else ''}"
+        took = f"trained in {time.perf_counter() - started:.1f} s"
+        console.print(Text.assemble((f" {name:<8}", "bold"), (f"{took}, {score:.1%} right; {processes}", "dim")))
+    started = time.perf_counter()
+    wait_until_ready(server)
+    for name in digits.REPLICAS:
+        server.model(name).predict_many(scans.train_x[:32]).result(timeout=10)
+    console.print(Text(f" ready after {time.perf_counter() - started:.1f} s more", "dim"))
+
+
+def wait_until_ready(server: ClipperServer) -> None:
+    until = time.monotonic() + server.config.server.load_s
+    while True:
+        waiting = [
+            (model, replica)
+            for model, counters in server.stats()["models"].items()
+            for replica in counters["replicas"]
+            if replica["state"] != "ready"
+        ]
+        if not waiting:
+            return
+        model, replica = waiting[0]
+        if replica["state"] == "failed" or replica.get("restart_count", 0) > 3 or time.monotonic() > until:
+            lines = "\n".join(server.logs(model, replica["number"])[-20:])
+            raise DeployFailed(f"container {model}/{replica['number']} does not come up. Its last lines:\n{lines}")
+        time.sleep(_TICK_S)
+
+
+class Demo:
+    """The load, the table, the keys and the faults together. Threads: one."""
+
+    def __init__(self, server: ClipperServer, load: Load, console: Console, options: Options) -> None:
+        self.faults = Faults(server, load.outcomes)
+        self._server = server
+        self._load = load
+        self._console = console
+        self._seconds = options.seconds
+        self._events: list[Text] = []
+        self._looks: deque[Look] = deque(maxlen=_LOOKS + 1)
+        self._started = 0.0
+        self._attended = sys.stdin.isatty() and console.is_terminal
+
+    def go(self) -> Report:
+        """Send queries until the time is over or somebody quits; -> the figures of the whole."""
+        if self._seconds is None and not self._attended:
+            self._seconds = SECONDS_UNATTENDED
+        self._started = time.monotonic()
+        first = self._look()
+        switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
+        self._load.start()
+        try:
+            if self._attended:
+                self._watch()
+            else:
+                assert self._seconds is not None
+                self._console.print(f" sending {self._load.rate:g} queries a second for {self._seconds:g} s\n")
+                time.sleep(self._seconds)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._load.stop()
+            self.faults.end()
+            sys.setswitchinterval(switch_s)
+        return self._between(first, self._look())
+
+    def _watch(self) -> None:
+        with Keys(sys.stdin) as keys, Live(console=self._console, auto_refresh=False, transient=True) as display:
+            drawn = 0.0
+            while self._seconds is None or self._elapsed() < self._seconds:
+                if not self._obey(keys.pressed(_TICK_S)):
+                    return
+                news = [live.happened(fault, self._elapsed()) for fault in self.faults.look()]
+                self._events += news
+                if news or self._elapsed() >= drawn + _LOOK_S:
+                    drawn = self._elapsed()
+                    self._looks.append(self._look())
+                    display.update(self._screen(), refresh=True)
+
+    def _obey(self, pressed: str) -> bool:
+        """False when it is time to go."""
+        for key in pressed:
+            if key in "qQ":
+                return False
+            if key in "kKsS":
+                fault = self.faults.kill() if key in "kK" else self.faults.freeze()
+                nothing = Text("no container is ready", "yellow")
+                self._events.append(live.happened(fault, self._elapsed()) if fault else nothing)
+            elif key in "+=":
+                self._load.rate = min(self._load.rate * _RATE_STEP, RATE_MAX)
+            elif key in "-_":
+                self._load.rate = max(self._load.rate / _RATE_STEP, 1.0)
+        return True
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _look(self) -> Look:
+        return Look.take(self._elapsed(), self._server.stats(), self._load.outcomes)
+
+    def _between(self, before: Look, after: Look) -> Report:
+        return between(before, after, self._load.outcomes, "digits", SLO_MS)
+
+    def _screen(self) -> Any:
+        report = self._between(self._looks[0], self._looks[-1])
+        return live.screen(report, round(self._load.rate), self._elapsed(), self._events, keys=True)
+
+
+def summary(console: Console, report: Report, faults: list[Fault], options: Options) -> None:
+    if options.json:
+        whole = {"version": options.version, "rate": options.rate, **report.as_dict()}
+        print(json.dumps({**whole, "faults": [asdict(fault) for fault in faults]}))
+        return
+    figures = report.application
+    console.print(Text(f" {figures.answered} of {figures.sent} queries answered in {figures.seconds:.1f} s", "bold"))
+    console.print(live.models(report.models), live.application(report.application))
+    for fault in faults:
+        what = f"back after {fault.back_s:.2f} s: {live.meanwhile(fault)}" if fault.over else "not back yet"
+        console.print(f" {fault.container} was {fault.kind}; {what}")
+    console.print()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: both end the demo in good order."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,149 @@
+"""What `clipper doctor` tries. Each trial does the thing itself, on a small scale, and says what to do when it fails."""
+
+import importlib
+import os
+import resource
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from clipper.config import load
+
+_OPTIONAL = {"scikit-learn": "demo", "pytest": "test", "mypy": "check", "pytest-benchmark": "bench"}
+_COMMITS = 9
+_COMMIT_SLOW_MS = 20.0
+_TRIAL_S = 30.0
+
+
+class Finding(NamedTuple):
+    """verdict: ok, warn, fail or skip."""
+
+    verdict: str
+    text: str
+
+
+def examine() -> list[Finding]:
+    """Every trial, in order. One that raises is a failure by itself and stops no other."""
+    found: list[Finding] = []
+    for trial in (core, machine, descriptors, interpreter, round_trip, disk, packages):
+        try:
+            found += trial()
+        except Exception as error:
+            found.append(Finding("fail", f"{trial.__name__.replace('_', ' ')}: {type(error).__name__}: {error}"))
+    return found
+
+
+def core() -> Iterator[Finding]:
+    try:
+        engine = importlib.import_module("clipper_core.engine")
+        engine.Engine(cache_bytes_max=1 << 16)
+    except ImportError as error:
+        yield Finding("fail", f"core extension: {error}. In a checkout run: make build")
+        return
+    yield Finding("ok", f"core extension, Python {sys.version.split()[0]}")
+
+
+def machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    flags = _cpu_flags()
+    simd = next((name.upper() for name in ("avx512f", "avx2", "asimd", "sse2") if name in flags), "no known SIMD")
+    if cores == 1:
+        yield Finding("warn", f"1 core, CPU {simd}: server and models take turns; expect latencies of milliseconds")
+    else:
+        yield Finding("ok", f"{cores} cores, CPU {simd}")
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
+    return set(lines[0].partition(":")[2].split()) if lines else set()
+
+
+def descriptors() -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = load().limits.connections_max
+    verdict, more = ("ok", "") if soft > wanted else ("warn", f": fewer than limits.connections_max ({wanted}). ulimit -n 4096")
+    yield Finding(verdict, f"{soft} file descriptors{more}")
+
+
+def interpreter() -> Iterator[Finding]:
+    started = time.perf_counter()
+    code = "import clipper_container.serve as s; import numpy"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_TRIAL_S, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        yield Finding("fail", f"a container's interpreter: {last}. Run: pip install clipper-container")
+    else:
+        yield Finding("ok", f"a container's interpreter starts in {(time.perf_counter() - started) * 1000:.0f} ms")
+
+
+def round_trip() -> Iterator[Finding]:
+    from clipper.server import ClipperServer
+
+    row = np.arange(4.0)
+    with ClipperServer(load(env={})).start() as server:
+        started = time.perf_counter()
+        model = server.deploy("doctor", _sums, input="f64[4]", cache=False)
+        up_ms = (time.perf_counter() - started) * 1000
+        outputs, times = [], []
+        for _ in range(100):
+            future = model.predict(row)
+            outputs.append(future.result(timeout=_TRIAL_S))
+            times.append(future.latency_us)
+    if outputs != [6.0] * 100:
+        yield Finding("fail", f"a model in a process of its own answered {outputs[0]!r} instead of 6.0")
+    median = statistics.median(times)
+    yield Finding("ok", f"a model in a process of its own: up in {up_ms:.0f} ms, then {median:.0f} µs a query (median)")
+
+
+def _sums(rows: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    return np.asarray(rows.sum(axis=1))
+
+
+def disk() -> Iterator[Finding]:
+    state = load().server.state
+    folder = Path(state.removeprefix("sqlite:")) if state else Path.cwd()
+    while not folder.is_dir():
+        folder = folder.parent
+    with tempfile.TemporaryDirectory(prefix=".clipper-doctor-", dir=folder) as trial:
+        median = statistics.median(_commit_ms(Path(trial) / "trial.db"))
+    verdict, more = ("ok", "") if median < _COMMIT_SLOW_MS else ("warn", "; a slow disk: deploys wait for it, queries never do")
+    yield Finding(verdict, f"a commit to sqlite with fsync takes {median:.1f} ms in {folder}{more}")
+
+
+def _commit_ms(path: Path) -> list[float]:
+    times = []
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        connection.execute("create table t (x)")
+        for number in range(_COMMITS):
+            started = time.perf_counter()
+            connection.execute("insert into t values (?)", (number,))
+            times.append((time.perf_counter() - started) * 1000)
+    finally:
+        connection.close()
+    return times
+
+
+def packages() -> Iterator[Finding]:
+    for package, extra in _OPTIONAL.items():
+        try:
+            yield Finding("ok", f"{package} {version(package)}")
+        except PackageNotFoundError:
+            yield Finding("skip", f'{package} is not installed. Run: pip install "clipper-serving[{extra}]"')
+
+

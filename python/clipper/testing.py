@@ -1,0 +1,132 @@
+"""Public fakes for tests of what is built on Clipper: a container that lives in the test's own process."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from clipper_container import wire
+from clipper_container.outputs import to_rows
+from clipper_container.transport import connect
+
+PATIENCE_S = 20.0
+
+
+def wait_until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
+    """Wait until `condition()` is true and return what it gave. AssertionError after `patience_s`: no test waits for ever."""
+    give_up = time.monotonic() + patience_s
+    while not (found := condition()):
+        if time.monotonic() > give_up:
+            raise AssertionError(f"not within {patience_s:g} s: {what or condition}")
+        threading.Event().wait(0.002)
+    return found
+
+
+class MemoryContainer:
+    """A container without a process: one connection that the test drives frame by frame, or lets run in a thread.
+
+    Threads: one at a time. address, token: of the server. fields: of its HELLO, over the usual ones (docs/wire.md); None
+    leaves one out.
+    """
+
+    def __init__(self, address: str, token: str, name: str, **fields: Any) -> None:
+        hello = {"name": name, "version": 1, "replica": 0, "input": "any", "output": "any", "batch_max": 0, "protocol": 2,
+                 "token": token, "pid": 0, "sdk": "memory", **fields}  # fmt: skip
+        self.hello = {key: value for key, value in hello.items() if value is not None}
+        self.socket = connect(address, PATIENCE_S)
+        self._thread: threading.Thread | None = None
+
+    # -- frame by frame
+
+    def say_hello(self) -> tuple[wire.Kind, str]:
+        """Say HELLO; -> WELCOME, or REFUSE and the server's reason."""
+        self.send(*wire.control_frame(wire.Kind.HELLO, wire.pack_map(self.hello)))
+        header, payload = self.read()
+        kind = wire.Kind(header.kind)
+        return kind, payload.decode() if kind is wire.Kind.REFUSE else ""
+
+    def read(self) -> tuple[wire.Header, bytes]:
+        """The next frame that is no heartbeat. Raises: ConnectionError when the server closed."""
+        while True:
+            header = wire.decode_header(self._exactly(wire.HEADER_BYTES))
+            payload = self._exactly(header.payload_bytes)
+            if header.kind != wire.Kind.HEARTBEAT:
+                return header, payload
+
+    def read_batch(self) -> tuple[int, Any]:
+        """The next PREDICT: its id, and its rows as a model would get them."""
+        header, payload = self.read()
+        if header.kind != wire.Kind.PREDICT:
+            raise ConnectionError(f"{wire.Kind(header.kind).name} instead of PREDICT")
+        return header.id, wire.row_values(wire.open_rows(header, np.frombuffer(payload, np.uint8).copy()))
+
+    def reply(self, batch: int, outputs: Any) -> None:
+        """Answer batch `batch` with one output a row, whatever number of them there is."""
+        header, pieces = wire.encode_rows(wire.Kind.REPLY, to_rows(outputs, len(outputs), "memory"), batch)
+        self.send(wire.encode_header(header), *pieces)
+
+    def fail(self, batch: int, text: str) -> None:
+        """Answer batch `batch` with a failure."""
+        self.send(*wire.control_frame(wire.Kind.FAILURE, text.encode(), batch))
+
+    def beat(self) -> None:
+        self.send(*wire.control_frame(wire.Kind.HEARTBEAT))
+
+    def send(self, *pieces: bytes | memoryview) -> None:
+        self.socket.sendall(b"".join(pieces))
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = self.socket.recv(size - len(data))
+            if not piece:
+                raise ConnectionError("the server closed the connection")
+            data += piece
+        return bytes(data)
+
+    # -- by itself
+
+    def serve(self, predict: Callable[[Any], Any]) -> Self:
+        """Say HELLO, then answer every batch with `predict(rows)` in a thread of its own, until close()."""
+        kind, why = self.say_hello()
+        if kind is not wire.Kind.WELCOME:
+            raise ConnectionError(why)
+        self._thread = threading.Thread(target=self._run, args=(predict,), name="memory-container", daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self, predict: Callable[[Any], Any]) -> None:
+        self.socket.settimeout(0.1)
+        try:
+            while True:
+                try:
+                    self.reply(*self._answer(predict))
+                except TimeoutError:
+                    self.beat()
+        except OSError:
+            return
+
+    def _answer(self, predict: Callable[[Any], Any]) -> tuple[int, Any]:
+        self.socket.recv(1, socket.MSG_PEEK)  # a timeout here is between two frames
+        batch, rows = self.read_batch()
+        return batch, predict(rows)
+
+    def close(self) -> None:
+        """Drop the connection, as a crash would."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            self.socket.close()
+        if self._thread is not None:
+            self._thread.join()
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

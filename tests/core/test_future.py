@@ -1,0 +1,375 @@
+"""Futures: what each must hold and when, beside a twin that is a dictionary; waiting, cancelling, outliving the engine."""
+
+import asyncio
+import gc
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_core.engine import Engine
+from clipper_core.future import Future
+from clipper_core.model import Model, predict_all
+from clipper_core.status import Status, StatusError
+
+World = Any  # tests/core/conftest.py
+
+
+def test_futures_come_from_predictions_only() -> None:
+    with pytest.raises(TypeError, match="predict"):
+        Future()
+
+
+def test_one_prediction(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model)
+    future = model.predict(2.5)
+    assert (future.done(), future.running(), future.status(), len(future)) == (False, True, Status.PENDING, 1)
+    assert (future.output(), future.detail(), future.latency_us, repr(future)) == (None, "", 0, "<Future 1 pending>")
+    world.step(30)
+    assert container.read()[0][1].tolist() == [2.5]
+    world.now_us += 12
+    container.reply()
+    world.step()
+    assert (future.done(), future.running(), future.status(), future.cancelled()) == (True, False, Status.OK, False)
+    assert (future.result(), future.output(), future.latency_us, future.exception()) == (2.5, 2.5, 42, None)
+    assert repr(future) == "<Future 1 OK>"
+
+
+def test_a_task_without_an_answer_ends_at_its_deadline_and_not_before(world: World) -> None:
+    model = world.model()
+    futures = {slo_ms: model.predict(float(slo_ms), slo_ms=slo_ms) for slo_ms in (0.001, 0.5, 1, 20, 1000, 86_400_000)}
+    born = world.now_us
+    for _ in range(200):
+        world.step(150)
+        for slo_ms, future in futures.items():
+            late = world.now_us - born - slo_ms * 1000
+            if late < 0:
+                assert not future.done()
+            elif late >= 64:
+                assert future.status() == Status.NO_REPLICA
+
+
+def test_time_that_is_over_before_the_loop_sees_the_task(world: World) -> None:
+    model = world.model()
+    world.container(model)
+    future = model.predict(1.0, slo_ms=1)
+    world.step(10_000)
+    assert future.status() == Status.DEADLINE
+    assert world.containers[0].read() == []
+
+
+class Query:
+    """What the twin knows of a future: how each task must have ended."""
+
+    def __init__(self, future: Future, inputs: list[float]) -> None:
+        self.future, self.inputs = future, inputs
+        self.ended: dict[int, str] = {}
+
+    def end(self, i: int, how: str) -> bool:
+        return self.ended.setdefault(i, how) == how
+
+    def check(self) -> None:
+        assert self.future.done() == (len(self.ended) == len(self.inputs))
+        for i, x in enumerate(self.inputs):
+            status = self.future.status(i).name
+            assert status == self.ended.get(i, "PENDING")
+            assert self.future.output(i) == (2 * x if status == "OK" else None)
+            assert self.future.detail(i) == ("no luck" if status == "MODEL_ERROR" else "")
+        if not self.future.done():
+            with pytest.raises(TimeoutError):
+                self.future.result(0)
+        elif all(how == "OK" for how in self.ended.values()):
+            assert np.array_equal(self.future.result(0), [2 * x for x in self.inputs] if len(self.inputs) > 1 else 2 * self.inputs[0])
+        else:
+            first = next(self.ended[i] for i in range(len(self.inputs)) if self.ended[i] != "OK")
+            with pytest.raises(CancelledError if first == "CANCELLED" else StatusError):
+                self.future.result(0)
+
+
+class Game:
+    """Random queries of one to many tasks, random ends for each; blocks of every size come and go."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.rng = world, random.Random(seed)
+        self.model = world.model(cached=False, slo_us=10**9)
+        self.container = world.container(self.model, size_max=7)
+        self.queries: list[Query] = []
+        self.owners: dict[float, tuple[Query, int]] = {}
+        self.serial = 0
+
+    def submit(self) -> None:
+        n = self.rng.choice([1, 1, 1, 2, 5, 64, 65, 256, 300])
+        inputs = [float(self.serial + i) for i in range(n)]
+        self.serial += n
+        future = self.model.predict(inputs[0]) if n == 1 else self.model.predict_many(np.array(inputs), slo_ms=10**6)
+        query = Query(future, inputs)
+        self.owners.update({x: (query, i) for i, x in enumerate(inputs)})
+        self.queries.append(query)
+
+    def answer(self) -> None:
+        self.world.step(1)
+        if not self.container.read():
+            return
+        rows = self.container.inbox[0][1]
+        fails = self.rng.random() < 0.2
+        if fails:
+            self.container.fail("no luck")
+        else:
+            self.container.reply(lambda rows: 2 * rows)
+        self.world.step()
+        for x in rows.tolist():
+            query, i = self.owners[x]
+            query.ended.setdefault(i, "MODEL_ERROR" if fails else "OK")
+
+    def cancel(self) -> None:
+        if self.queries:
+            query = self.rng.choice(self.queries)
+            assert query.future.cancel() == (len(query.ended) < len(query.inputs))
+            for i in range(len(query.inputs)):
+                query.ended.setdefault(i, "CANCELLED")
+
+    def forget(self) -> None:
+        if self.queries:
+            query = self.queries.pop(self.rng.randrange(len(self.queries)))
+            query.check()
+            query.future = None  # type: ignore[assignment]
+
+    def round(self) -> None:
+        self.rng.choice([self.submit, self.answer, self.answer, self.answer, self.cancel, self.forget])()
+        for query in self.rng.sample(self.queries, min(3, len(self.queries))):
+            query.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_ends_as_the_twin(world: World, seed: int) -> None:
+    game = Game(world, seed)
+    for _ in range(700):
+        game.round()
+    while game.container.read():
+        game.answer()
+    for query in game.queries:
+        query.check()
+    assert world.engine.delivery.issued == game.serial
+
+
+def test_ids_are_never_used_twice(world: World) -> None:
+    model = world.model()
+    world.container(model)
+    seen: set[int] = set()
+    for i in range(3000):
+        n = (1, 3, 100)[i % 3]
+        future = model.predict(float(i % 50)) if n == 1 else model.predict_many(np.arange(float(n)))
+        ids = set(range(future.id, future.id + n))
+        assert not ids & seen
+        seen |= ids
+        if i % 10 == 0:
+            world.serve()
+
+
+def test_many_is_one_array_in_order_or_the_first_error(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model, size_max=1000)
+    future = model.predict_many(np.arange(100.0))
+    assert (len(future), repr(future)) == (100, "<Future 1 pending>")
+    world.serve()
+    assert future.result(0).tolist() == list(range(100))
+    assert (future.statuses().tolist(), repr(future)) == ([1] * 100, "<Future 1 done, 100 tasks>")
+    with pytest.raises(IndexError, match="task 100 of a query with 100"):
+        future.output(100)
+    failing = model.predict_many(np.arange(4.0))
+    world.step()
+    container.read()
+    container.reply(status=[0, 0, 1, 0], text="row two")
+    assert [failing.output(i) for i in range(4)] == [0, 1, None, 3]
+    assert failing.detail(2) == "row two"
+    with pytest.raises(StatusError, match="row two"):
+        failing.result(0)
+
+
+def test_an_ensembles_finisher_runs_once(world: World) -> None:
+    models = (world.model(), world.model(), world.model())
+    for model in models:
+        world.container(model)
+    runs = []
+
+    def finish(future: Future) -> float:
+        runs.append(future)
+        assert future.extra == "extra"
+        return sum(future.output(i) for i in range(len(future)))
+
+    future = predict_all(models, 3.0, finish=finish, extra="extra")
+    assert not future.done()
+    world.serve()
+    assert [future.result(), future.result(0)] == [9.0, 9.0]
+    assert len(runs) == 1
+    again = predict_all(models, 3.0, finish=finish, extra="extra")
+    assert again.done()
+    assert again.result(0) == 9.0, "all three were in the cache"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.001])
+def test_waiting_is_bounded(world: World, timeout: float) -> None:
+    future = world.model().predict(1.0)
+    assert future.wait(timeout) is False
+    for call in (future.result, future.exception):
+        with pytest.raises(TimeoutError, match=f"within {timeout} s"):
+            call(timeout)
+
+
+@pytest.mark.parametrize("timeout", [None, 60, float("inf"), 1e300, threading.TIMEOUT_MAX])
+def test_a_waiter_is_woken(world: World, timeout: float | None) -> None:
+    model = world.model()
+    world.container(model)
+    future = model.predict(1.0)
+    waiting = threading.Thread(target=future.result, args=(timeout,))
+    waiting.start()
+    world.serve()
+    waiting.join()
+    assert future.result() == 1.0
+
+
+def test_cancel_wakes_a_waiter_and_ends_only_what_is_open(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model, size_max=2)
+    done, future = model.predict(1.0), model.predict_many(np.arange(3.0))
+    world.step()
+    container.read()
+    container.reply()
+    world.step()
+    assert done.done()
+    assert not done.cancel()
+    waiting = threading.Thread(target=future.wait)
+    waiting.start()
+    assert future.cancel()
+    waiting.join()
+    assert not future.cancel()
+    assert future.statuses().tolist() == [1, 9, 9]
+    with pytest.raises(CancelledError):
+        future.result()
+    assert isinstance(future.exception(), CancelledError)
+
+
+def test_a_cancelled_prediction_still_fills_the_cache(world: World) -> None:
+    model = world.model()
+    container = world.container(model)
+    future = model.predict(5.0)
+    world.step()
+    container.read()
+    future.cancel()
+    container.reply()
+    world.step()
+    assert future.cancelled()
+    assert model.predict(5.0).result(0) == 5.0
+
+
+@pytest.mark.parametrize("end", ["finish", "forget"])
+def test_a_future_outlives_its_engine(end: str) -> None:
+    """Rows on the heap, rows in the ring, joined rows, rows on their way, an answer that is a blob."""
+    engine = Engine(manual_clock=True, cache_bytes_max=1 << 16)
+    texts, numbers = Model(engine, "t:1", 1, "str"), Model(engine, "n:1", 2, "f64", (3,))
+    numbers.put(np.ones(3), np.arange(5))
+    futures = [texts.predict("x" * 1000), texts.predict("x" * 1000), texts.predict("y"), numbers.predict(np.zeros(3)),
+               numbers.predict_many(np.zeros((400, 3)))]  # fmt: skip
+    hit = numbers.predict(np.ones(3))
+    engine.step(1)
+    delivery = engine.delivery
+    if end == "finish":
+        engine.finish()
+    del engine, texts, numbers
+    gc.collect()
+    for future in futures:
+        with pytest.raises(StatusError, match="CLOSED|shutting down"):
+            future.result(5)
+    assert delivery.issued == delivery.answered == 404
+    assert hit.result().tolist() == list(range(5))
+
+
+def test_a_waiter_hears_that_the_engine_is_dead(world: World) -> None:
+    future = world.model().predict(1.0)
+    heard: list[BaseException | None] = []
+    waiting = threading.Thread(target=lambda: heard.append(future_error(future)))
+    waiting.start()
+    world.engine.kill(Status.FORKED)
+    waiting.join()
+    assert isinstance(heard[0], StatusError)
+    assert heard[0].status == Status.FORKED
+    assert world.engine.models == []
+    assert world.model().predict(2.0).status() == Status.FORKED
+
+
+def future_error(future: Future) -> BaseException | None:
+    try:
+        future.result()
+    except StatusError as error:
+        return error
+    return None
+
+
+WAIT_FOR_EVER = """
+import _thread, os, signal, threading
+from clipper_core.engine import Engine
+from clipper_core.model import Model
+model = Model(Engine(manual_clock=True), "m:1", 1, "f64")
+future = model.predict(1.0)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    future.result()
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+def test_a_signal_interrupts_a_waiter() -> None:
+    assert hasattr(signal, "SIGALRM")
+    run = subprocess.run([sys.executable, "-c", WAIT_FOR_EVER], capture_output=True, text=True, check=False, timeout=60)
+    assert (run.stdout, run.stderr) == ("heard\n", "")
+
+
+def test_awaiting_and_callbacks_need_a_face(world: World) -> None:
+    future = world.model().predict(1.0)
+
+    async def wait() -> None:
+        await future
+
+    with pytest.raises(RuntimeError, match="no asyncio face"):
+        asyncio.run(wait())
+    with pytest.raises(RuntimeError, match="no callback thread"):
+        future.add_done_callback(print)
+    future.cancel()
+    called: list[Future] = []
+    future.add_done_callback(called.append)
+    assert called == [future]
+
+
+def test_two_waiters_never_skip_a_task_between_them(world: World) -> None:
+    """Both look at the tasks without the GIL; the one that is behind must not count for the one ahead."""
+    model = world.model(cached=False)
+    container = world.container(model, size_max=1)
+    early: list[int] = []
+
+    def wait(future: Future) -> None:
+        future.wait()
+        early.append(int((future.statuses() == 0).sum()))
+
+    for _ in range(60):
+        future = model.predict_many(np.arange(16.0))
+        waiters = [threading.Thread(target=wait, args=(future,)) for _ in range(3)]
+        for waiter in waiters:
+            waiter.start()
+        container.reply_all() if world.step() else None
+        for waiter in waiters:
+            waiter.join()
+    assert set(early) == {0}
+
+
+def test_statuses_fixture_reads_names(world: World, statuses: Callable[..., list[str]]) -> None:
+    assert statuses([world.model().predict(1.0)]) == ["PENDING"]

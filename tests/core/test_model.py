@@ -1,0 +1,334 @@
+"""The door for callers: which inputs become which rows (a twin says so in numpy's words), classes of SLO, many rows, bounds."""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from clipper_core.engine import Engine
+from clipper_core.model import Model, predict_all
+from clipper_core.status import Status, StatusError
+
+World = Any  # tests/core/conftest.py
+NUMPY = dict(zip("bool u8 i8 u16 i16 u32 i32 u64 i64 f16 f32 f64".split(), "? u1 i1 u2 i2 u4 i4 u8 i8 f2 f4 f8".split(),
+                 strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMPY)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (2, 1, 3), (2, 1, 3, 2)], ids=str)
+def test_a_row_arrives_byte_for_byte(world: World, name: str, shape: tuple[int, ...]) -> None:
+    model = world.model(name, shape)
+    assert model.describe_input() == name + (f"[{','.join(map(str, shape))}]" if shape else "")
+    container = world.container(model, checked=True)
+    rows = np.random.default_rng(1).integers(0, 2 if name == "bool" else 100, (7, *shape)).astype(NUMPY[name])
+    for row in rows:
+        model.predict(row)
+    model.predict_many(rows[::-1])
+    world.step()
+    sent = np.concatenate([rows for _, rows in container.read()])
+    assert sent.dtype == rows.dtype
+    assert {row.tobytes() for row in sent} == {row.tobytes() for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "rows"),
+    [
+        ("str", (), ["", "a", "ü€😀" * 40, "x\0y"]),
+        ("bytes", (), [b"", b"\0\1", b"z" * 5000]),
+        ("f32", (-1,), [np.zeros(0, "f4"), np.arange(3, dtype="f4"), np.ones(1000, "f4")]),
+        ("i64", (-1,), [np.arange(n) for n in (1, 0, 7)]),
+    ],
+)
+def test_rows_that_differ_in_length_arrive(world: World, dtype: str, shape: tuple[int, ...], rows: list[Any]) -> None:
+    model = world.model(dtype, shape)
+    container = world.container(model)
+    futures = [model.predict(row) for row in rows]
+    world.step()
+    sent = [row for _, rows in container.read() for row in rows]
+    assert all(np.array_equal(left, right) for left, right in zip(sent, rows, strict=True))
+    container.reply_all(lambda rows: np.array([float(len(row)) for row in rows]))
+    assert [future.result(0) for future in futures] == [len(row) for row in rows]
+    assert model.predict_many(rows).result(0).tolist() == [len(row) for row in rows]
+
+
+def accepted(x: Any, name: str, shape: tuple[int, ...]) -> Any:
+    """The twin: the row for x, or None. Casts of the same kind; whole numbers of no array wherever their values fit."""
+    array, wanted = np.asarray(x), np.dtype(NUMPY[name])
+    if array.shape != shape:
+        return None
+    if not isinstance(x, np.ndarray) and array.dtype.kind in "iu" and wanted.kind in "iu":
+        fits = array.size == 0 or (int(array.min()) >= np.iinfo(wanted).min and int(array.max()) <= np.iinfo(wanted).max)
+        return array.astype(wanted) if fits else None
+    return array.astype(wanted) if np.can_cast(array.dtype, wanted, "same_kind") else None
+
+
+lists = st.one_of(
+    st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=3),
+    st.lists(st.integers(0, 300), min_size=3, max_size=3),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.lists(st.floats(-1e4, 1e4), min_size=3, max_size=3),
+    hnp.arrays(st.sampled_from(list(NUMPY.values())), st.just((3,)), elements=st.integers(0, 1)),
+    hnp.arrays(st.sampled_from(["f8", "i2"]), hnp.array_shapes(max_dims=2, max_side=3), elements=st.integers(0, 1)),
+    st.just("abc"), st.just(None), st.just([[1], [2, 3]]), st.just(b"abc"), st.just({1, 2, 3}), st.just([None] * 3),
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@given(st.sampled_from(list(NUMPY)), lists)
+@settings(max_examples=400, deadline=None)
+def test_inputs_become_rows_as_the_twin_says(name: str, x: Any) -> None:
+    model = Model(Engine(manual_clock=True, cache_bytes_max=1 << 12), "m:1", 1, name, (3,))
+    ragged = isinstance(x, list) and x and isinstance(x[0], list)
+    row = None if ragged else accepted(x, name, (3,))
+    if row is None:
+        with pytest.raises(StatusError, match=r"input for m:1: expected .*\[3\], got"):
+            model.predict(x)
+    else:
+        model.put(x, 1)
+        assert model.cached(row) == (True, 1), "the same key: the same bytes"
+
+
+@pytest.mark.parametrize("make", [np.ascontiguousarray, np.asfortranarray, lambda a: a.astype(">f8"), lambda a: a.astype("f4"),
+                                  lambda a: np.repeat(a, 2, 1)[:, ::2], lambda a: a.tolist()])  # fmt: skip
+def test_layout_does_not_matter(world: World, make: Callable[[Any], Any]) -> None:
+    model = world.model("f64", (2, 3))
+    array = np.arange(6.0).reshape(2, 3)
+    model.put(array, 1)
+    assert model.cached(make(array)) == (True, 1)
+
+
+@pytest.mark.parametrize("x", [3, 3.0, True, np.float32(3), np.array(3), np.array(3.0), np.int8(3)], ids=repr)
+def test_scalars_of_any_kind(world: World, x: Any) -> None:
+    model = world.model("f64")
+    model.put(float(x), 1)
+    assert model.cached(x) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "x"), [("str", 1), ("str", b"a"), ("bytes", "a"), ("bytes", 1), ("f64", "1"), ("f64", [1.0]), ("any", 1.0)]
+)
+def test_inputs_of_another_type_are_refused(world: World, dtype: str, x: Any) -> None:
+    model = world.model(dtype)
+    with pytest.raises(StatusError, match="input for m:1: expected"):
+        model.predict(x)
+    with pytest.raises(StatusError, match="input for m:1: expected"):
+        model.predict_many([x])
+
+
+@pytest.mark.parametrize("x", [bytearray(b"ab"), memoryview(b"ab"), b"ab"])
+def test_bytes_of_any_kind(world: World, x: Any) -> None:
+    model = world.model("bytes")
+    model.put(b"ab", 1)
+    assert model.cached(x) == (True, 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_finite_models_refuse_what_is_not(world: World, dtype: str, value: float) -> None:
+    row = np.array([1, value, 2], NUMPY[dtype])
+    world.model(dtype, (3,)).predict(row)
+    strict = world.model(dtype, (3,), finite=True)
+    with pytest.raises(StatusError, match="NaN or an infinity"):
+        strict.predict(row)
+    with pytest.raises(StatusError, match="NaN or an infinity"):
+        strict.predict_many(np.stack([np.zeros(3), row]))
+    assert world.engine.delivery.issued == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "options"),
+    [("f64", (0,), {}), ("f64", (3, 0), {}), ("f64", (-2,), {}), ("f64", (2, -1), {}), ("f64", (1,) * 5, {}),
+     ("f64", (2**32,), {}), ("u8", (2**16,) * 4, {}), ("f128", (), {}), ("", (), {}),
+     ("f64", (), {"output": "f64", "output_shape": (1,) * 9}), ("f64", (), {"output": "f128"}),
+     ("f64", (), {"slo_us": 0}), ("f64", (), {"slo_us": 2**60})],
+)  # fmt: skip
+def test_models_that_cannot_be_are_refused(world: World, dtype: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(StatusError):
+        Model(world.engine, "m:1", 1, dtype, shape, **options)
+    assert world.engine.snapshot()["models"] == []
+
+
+@pytest.mark.parametrize("slo_ms", [0, -1, 0.0001, 2**43 / 1000, 1e30])
+def test_slos_have_bounds(world: World, slo_ms: float) -> None:
+    with pytest.raises(StatusError, match="an SLO must lie between"):
+        world.model().predict(1.0, slo_ms=slo_ms)
+
+
+def test_every_class_of_slo_has_a_lane(world: World) -> None:
+    model = world.model(cached=False)
+    futures = [model.predict(1.0, slo_ms=2**power / 1000) for power in range(43)]
+    assert all(future.status() == Status.PENDING for future in futures)
+    container = world.container(model)
+    world.step()
+    assert [len(rows) for _, rows in container.read()] == [sum(not future.done() for future in futures)]
+    world.serve()
+    assert all(future.done() for future in futures)
+
+
+def test_models_are_bounded(new_world: Callable[..., World]) -> None:
+    world = new_world(models_max=2)
+    world.model(), world.model()
+    with pytest.raises(StatusError, match="models_max = 2"):
+        world.model()
+
+
+def test_a_hit_is_answered_at_submit_and_by_salt(world: World) -> None:
+    model = world.model("f64", (2,), cached=True)
+    model.put([1.0, 2.0], "one")
+    model.put([1.0, 2.0], b"two", salt=7)
+    assert model.predict([1.0, 2.0]).result(0) == "one"
+    assert model.predict([1.0, 2.0], salt=7).result(0) == b"two"
+    assert model.cached([1.0, 2.0], salt=8) == (False, None)
+    assert world.engine.snapshot()["models"][0]["hits"] == 2
+    assert world.engine.delivery.issued == 0, "a hit needs no slot"
+
+
+def test_a_model_without_a_cache_evaluates_each(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model)
+    for _ in range(3):
+        model.predict(1.0)
+    world.serve()
+    assert container.heard.count(4) == 1
+    assert world.engine.snapshot()["models"][0]["evaluated"] == 3
+
+
+# -- a model of type any
+
+
+def settle(x: Any) -> tuple[str, tuple[int, ...]]:
+    return "f64", np.shape(x)
+
+
+def test_the_first_input_settles_the_type(world: World) -> None:
+    model = world.model("any")
+    with pytest.raises(StatusError, match="not known yet"):
+        model.predict([1.0])
+    model.on_untyped = settle
+    container = world.container(model)
+    future = model.predict([1.0, 2.0])
+    assert model.describe_input() == "f64[2]"
+    with pytest.raises(StatusError, match="already"):
+        model.settle("f64")
+    world.serve()
+    assert future.result(0) == 3.0
+    assert container.inbox == []
+
+
+@pytest.mark.parametrize("rows", [[[1.0, 2.0], [3.0, 4.0]], np.array([[1.0, 2.0], [3.0, 4.0]])], ids=type)
+def test_many_rows_settle_the_type_by_the_first(world: World, rows: Any) -> None:
+    model = world.model("any")
+    model.on_untyped = settle
+    world.container(model)
+    future = model.predict_many(rows)
+    world.serve()
+    assert future.result(0).tolist() == [3.0, 7.0]
+
+
+def test_two_threads_that_settle_at_once_agree(world: World) -> None:
+    model = world.model("any")
+    both = threading.Barrier(2)
+
+    def slow(x: Any) -> tuple[str, tuple[int, ...]]:
+        both.wait()
+        return settle(x)
+
+    model.on_untyped = slow
+    futures: list[Any] = []
+    threads = [threading.Thread(target=lambda: futures.append(model.predict([1.0]))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(futures) == 2
+
+
+# -- many rows
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 255, 256, 257, 5000])
+def test_many_in_order(world: World, n: int) -> None:
+    model = world.model("f64", (2,), cached=n % 2 == 0)
+    world.container(model, size_max=1000)
+    rows = np.random.default_rng(n).random((n, 2))
+    future = model.predict_many(rows)
+    world.serve()
+    assert np.allclose(future.result(0), rows.sum(1))
+
+
+def test_many_holds_hits_and_refusals_too(world: World) -> None:
+    model = world.model(lane_rows=4)
+    world.container(model)
+    model.put(2.0, 20.0)
+    future = model.predict_many(np.arange(7.0))
+    assert [future.status(i).name for i in range(7)] == ["PENDING", "PENDING", "OK", "PENDING", "PENDING", "FULL", "FULL"]
+    world.serve()
+    assert [future.output(i) for i in range(7)] == [0, 1, 20, 3, 4, None, None]
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros((3, 3)), np.zeros(2), np.zeros((1, 2, 1)), [[1.0], [1.0, 2.0]], ["ab", "cd"], np.zeros((2, 2), complex)]
+)
+def test_many_of_another_shape_are_refused_whole(world: World, rows: Any) -> None:
+    with pytest.raises(StatusError, match="input for m:1: expected f64"):
+        world.model("f64", (2,)).predict_many(rows)
+    assert world.engine.delivery.issued == 0
+
+
+@pytest.mark.parametrize("rows", [[], np.zeros((0, 2))], ids=["list", "array"])
+def test_no_rows_are_refused(world: World, rows: Any) -> None:
+    with pytest.raises(StatusError):
+        world.model("f64", (2,)).predict_many(rows)
+
+
+
+
+def test_what_fails_half_way_leaves_nothing_open(world: World) -> None:
+    model = world.model("bytes", cached=False)
+    reads = 0
+
+    class Torn(bytearray):
+        def __bytes__(self) -> bytes:
+            nonlocal reads
+            reads += 1
+            if reads == 2:
+                raise ValueError("torn")
+            return b"x"
+
+    with pytest.raises(ValueError, match="torn"):
+        model.predict_many([b"a", b"b", Torn(b"c"), b"d"])
+    world.pass_deadline(60_000_000)
+    assert world.engine.delivery.issued == world.engine.delivery.answered == 4
+
+
+# -- the end
+
+
+def test_nothing_new_after_the_end_but_hits(world: World) -> None:
+    model = world.model()
+    model.put(1.0, 10.0)
+    open_still = model.predict(2.0)
+    world.engine.refuse_new()
+    assert model.predict(3.0).status() == Status.CLOSED
+    assert model.predict(1.0).result(0) == 10.0
+    assert predict_all((model, model), 4.0).statuses().tolist() == [Status.CLOSED] * 2
+    assert not open_still.done()
+    world.container(model)
+    world.serve()
+    assert open_still.result(0) == 2.0
+
+
+@pytest.mark.parametrize("models", [1, 2, 5, 64, 65])
+def test_an_ensemble_of_any_size(world: World, models: int) -> None:
+    all_models = tuple(world.model("f64" if i % 2 else "f32") for i in range(models))
+    for model in all_models:
+        world.container(model)
+    future = predict_all(all_models, 2.0)
+    world.serve()
+    assert [future.output(i) for i in range(models)] == [2.0] * models

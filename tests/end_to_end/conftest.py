@@ -1,0 +1,62 @@
+"""A server for each module of tests, with short heartbeats and restarts, and models that go when their test goes."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper_core.model import Model
+
+QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(**QUICK) as started:
+        started.deploy("warm", lambda xs: xs, input="f64[2]", cache=False)
+        future = started.model("warm").predict(np.zeros(2))
+        future.add_done_callback(lambda _: None)  # starts the callback thread, which stays
+        future.result(5)
+        yield started
+
+
+@pytest.fixture(scope="session")
+def names() -> Iterator[str]:
+    """Names that no test had before."""
+    return (f"m{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
+    """Deploys a model under a new name and retires it after the test. `handle.name` is `NAME:1`."""
+    made: list[str] = []
+
+    def do(model: Any, **settings: Any) -> Model:
+        name = settings.pop("name", None) or next(names)
+        handle = server.deploy(name, model, **settings)
+        made.append(handle.name)
+        return handle
+
+    yield do
+    for name in reversed(made):
+        if any(str(model.id) == name for model in server.catalog.models()):
+            server.retire(name, force=True)
+
+
+@pytest.fixture
+def app(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., clipper.ApplicationHandle]]:
+    """Makes an application of a new name, and unregisters it after the test."""
+    made: list[str] = []
+
+    def do(*models: Any, **settings: Any) -> clipper.ApplicationHandle:
+        name = next(names)
+        handle = server.app(name, models=[getattr(model, "name", model) for model in models], **settings)
+        made.append(name)
+        return handle
+
+    yield do
+    for name in made:
+        server.catalog.unregister_application(name)

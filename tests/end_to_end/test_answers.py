@@ -1,0 +1,257 @@
+"""The ten lines of the README, and every way to wait for an answer."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+
+import numpy as np
+import pytest
+import uvloop
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.svm import SVC
+
+import clipper
+from clipper.errors import DeadlineExceeded, InvalidInput
+from clipper.testing import wait_until
+
+ROW = np.arange(4.0)
+
+
+def total(xs):
+    return xs.sum(axis=1)
+
+
+def slow(seconds):
+    import time
+
+    def predict(xs):
+        time.sleep(seconds)
+        return xs.sum(axis=1)
+
+    return predict
+
+
+@pytest.fixture
+def model(deploy):
+    return deploy(total, input="f64[4]", cache=False)
+
+
+def test_the_ten_lines():
+    X, y = load_digits(return_X_y=True)
+    svm, forest = SVC().fit(X[:500], y[:500]), RandomForestClassifier(10, random_state=1).fit(X[:500], y[:500])
+    with clipper.start() as server:
+        server.deploy("svm", svm.predict)
+        server.deploy("forest", forest, replicas=2, batching="aimd")
+        app = server.app("digits", models=["svm"], slo_ms=2000, default=-1)
+        future = app.predict(X[600], user="u1")
+        answer = future.result(timeout=10)
+        assert answer.output == svm.predict(X[600:601])[0]
+        assert (answer.is_default, answer.reason, answer.missing) == (False, "", ())
+        assert [str(m) for m in answer.models] == ["svm:1"]
+        assert answer.latency_us > 0
+        assert answer.id
+        assert np.array_equal(server.model("svm").predict_many(X[600:700]).result(20), svm.predict(X[600:700]))
+        request = clipper.PredictionRequest(X[601], application="digits", slo_ms=1000)
+        assert server.schedule_prediction(request).result().output == svm.predict(X[601:602])[0]
+        assert len(server.stats()["models"]["forest:1"]["replicas"]) == 2
+        assert server.model("forest").describe_input() == "f64[64]"
+
+
+def test_blocking(model):
+    future = model.predict(ROW)
+    assert future.result(5) == 6.0
+    assert future.done()
+    assert not future.cancelled()
+    assert future.exception() is None
+    assert future.result() == 6.0
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_awaited(model, run):
+    async def many():
+        answers = await asyncio.gather(*(model.predict(ROW + i) for i in range(200)))
+        one = await model.predict(ROW)
+        return answers, one
+
+    answers, one = run(many())
+    assert answers == [6.0 + 4 * i for i in range(200)]
+    assert one == 6.0
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_hundred_event_loops_one_after_another(model, run):
+    """Each is let go of; there is room for 32 at a time."""
+
+    async def one():
+        return await model.predict(ROW)
+
+    assert [run(one()) for _ in range(100)] == [6.0] * 100
+
+
+def test_wait_for_and_cancel_in_asyncio(deploy):
+    model = deploy(slow(0.3), input="f64[4]", cache=False)
+
+    async def patience():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(model.predict(ROW), 0.05)
+        return await model.predict(ROW)
+
+    assert asyncio.run(patience()) == 6.0
+
+
+def test_several_event_loops_in_threads(model):
+    async def many(seed):
+        return await asyncio.gather(*(model.predict(ROW + seed + i) for i in range(100)))
+
+    def run(seed):
+        return (asyncio.run if seed % 2 else uvloop.run)(many(seed))
+
+    with ThreadPoolExecutor(8) as pool:
+        for seed, answers in enumerate(pool.map(run, range(8))):
+            assert answers == [6.0 + 4 * (seed + i) for i in range(100)]
+
+
+def test_a_notebook_where_a_loop_runs_already(model):
+    """result() blocks the cell, await gives way; both work while a loop runs."""
+
+    async def cell():
+        blocking = model.predict(ROW).result(5)
+        return blocking, await model.predict(ROW)
+
+    assert asyncio.run(cell()) == (6.0, 6.0)
+
+
+def test_an_answer_of_an_application_is_awaited(model, app):
+    handle = app(model, slo_ms=5000, default=-1)
+
+    async def ask():
+        return await asyncio.gather(*(handle.predict(ROW + i) for i in range(50)))
+
+    assert [answer.output for answer in asyncio.run(ask())] == [6.0 + 4 * i for i in range(50)]
+
+
+def test_callbacks(model):
+    heard, all_heard = [], threading.Event()
+
+    def hear(future):
+        heard.append(future.result())
+        if len(heard) == 100:
+            all_heard.set()
+
+    def broken(future):
+        raise ValueError("a callback that raises harms no other")
+
+    for i in range(100):
+        future = model.predict(ROW + i)
+        future.add_done_callback(broken) if i == 50 else None
+        future.add_done_callback(hear)
+    assert all_heard.wait(10)
+    assert sorted(heard) == [6.0 + 4 * i for i in range(100)]
+
+
+def test_as_completed(model, deploy):
+    late = deploy(slow(0.3), input="f64[4]", cache=False).predict(ROW)
+    early = [model.predict(ROW + i) for i in range(20)]
+    done = list(clipper.as_completed([late, *early], timeout=10))
+    assert done[-1] is late
+    assert set(done) == {late, *early}
+    with pytest.raises(TimeoutError, match="not all of 1 futures"):
+        list(clipper.as_completed([deploy(slow(0.5), input="f64[4]").predict(ROW)], timeout=0.05))
+
+
+def test_a_timeout_is_not_the_end_of_the_query(deploy):
+    future = deploy(slow(0.2), input="f64[4]").predict(ROW)
+    with pytest.raises((TimeoutError, FutureTimeout), match="deadline"):
+        future.result(0.01)
+    assert future.result(5) == 6.0
+
+
+def test_cancel(deploy):
+    future = deploy(slow(0.2), input="f64[4]").predict(ROW)
+    assert future.cancel()
+    assert future.cancelled()
+    assert not future.cancel()
+    with pytest.raises(CancelledError):
+        future.result(1)
+
+
+def test_many_threads_wait_for_one_future(deploy):
+    future = deploy(slow(0.1), input="f64[4]").predict(ROW)
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda _: future.result(5), range(16))) == [6.0] * 16
+
+
+# -- many rows
+
+
+def test_predict_many(model, server):
+    rows = np.random.default_rng(1).random((20_000, 4))
+    assert np.allclose(model.predict_many(rows).result(30), rows.sum(axis=1))
+    assert model.predict_many([[1, 2, 3, 4], [0, 0, 0, 1]]).result(5).tolist() == [10.0, 1.0]
+    assert server.stats()["models"][model.name]["batches"] < 20_000 / 4
+
+
+def test_predict_many_refuses_all_or_nothing(model):
+    issued = model.engine.delivery.issued
+    with pytest.raises(InvalidInput):
+        model.predict_many(np.zeros((3, 5)))
+    with pytest.raises(InvalidInput):
+        model.predict_many([])
+    assert model.engine.delivery.issued == issued
+
+
+def test_predict_many_in_asyncio(model):
+    async def ask():
+        return await model.predict_many(np.ones((500, 4)))
+
+    assert asyncio.run(ask()).tolist() == [4.0] * 500
+
+
+# -- deadlines side by side
+
+
+def test_slos_side_by_side(deploy):
+    """Each query keeps its own deadline, however long the model takes for the others."""
+    model = deploy(slow(0.15), input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1})
+    model.predict(ROW).result(5)
+    begun = time.monotonic()
+    futures = {slo: model.predict(ROW, slo_ms=slo) for slo in (10_000, 40, 5_000, 80)}
+    with pytest.raises(DeadlineExceeded):
+        futures[40].result(5)
+    with pytest.raises(DeadlineExceeded):
+        futures[80].result(5)
+    ended = time.monotonic() - begun
+    assert {slo for slo in (40, 80) if futures[slo].latency_us >= slo * 1000} == {40, 80}
+    assert futures[5_000].result(5) == futures[10_000].result(5) == 6.0
+    assert ended < 5  # they did not wait for the slow ones' deadlines
+
+
+def test_deadlines_are_kept_as_well_as_a_sleep_is(deploy, app):
+    """The answer comes by the deadline plus what this machine adds to a bare sleep, measured beside it."""
+    handle = app(deploy(slow(1.0), input="f64[4]", cache=False), slo_ms=50, default=-1)
+    late, sleeps = [], []
+    for _ in range(20):
+        begun = time.monotonic()
+        time.sleep(0.05)
+        sleeps.append(time.monotonic() - begun - 0.05)
+        begun = time.monotonic()
+        answer = handle.predict(ROW).result(5)
+        late.append(time.monotonic() - begun - 0.05)
+        assert answer.is_default
+        assert answer.output == -1
+    assert min(late) > -0.001
+    assert sorted(late)[10] < 4 * sorted(sleeps)[10] + 0.01, (late, sleeps)
+
+
+def test_every_query_is_answered_exactly_once(model, server):
+    heard = []
+    futures = [model.predict(ROW + i, slo_ms=[2, 20, 5000][i % 3]) for i in range(3000)]
+    for future in futures:
+        future.add_done_callback(heard.append)
+    wait_until(lambda: len(heard) == 3000)
+    assert set(heard) == set(futures)
+    assert all(future.done() for future in futures)
+    wait_until(lambda: server.stats()["issued"] == server.stats()["answered"])

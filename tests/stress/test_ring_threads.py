@@ -1,0 +1,87 @@
+"""Producers against a consumer on the work ring, and a pair on the word ring: every row arrives once, whole, in its producer's order."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from clipper_core.ring import SpscRing, WorkRing
+
+PRODUCERS = 4
+WORDS = 150_000
+
+
+def together(*runs: Callable[[], object]) -> None:
+    start = threading.Barrier(len(runs))
+    failed: list[BaseException] = []
+
+    def one(run: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            run()
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=one, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+@pytest.mark.parametrize("size", [2, 8, 1024])
+def test_the_sum_of_all_words_arrives(size: int, stress: int) -> None:
+    """Without the GIL on either side; a full ring is met again and again."""
+    words = (WORDS if size > 8 else WORDS // 10) * stress
+    ring, total = WorkRing(size, 8), []
+
+    def producer(which: int) -> Callable[[], None]:
+        return lambda: ring.churn(1 + which * words, words)
+
+    together(*(producer(i) for i in range(PRODUCERS)), lambda: total.append(ring.drain(PRODUCERS * words)))
+    n = PRODUCERS * words
+    assert total == [n * (n + 1) // 2]
+    assert ring.pop() is None
+
+
+@pytest.mark.parametrize("row_bytes", [16, 200])
+def test_rows_are_whole_and_in_their_producers_order(row_bytes: int, stress: int) -> None:
+    ring, rows = WorkRing(64, row_bytes), 4000 * stress
+    seen: list[list[int]] = [[] for _ in range(PRODUCERS)]
+
+    def produce(which: int) -> None:
+        for i in range(rows):
+            row = (which.to_bytes(1, "little") + i.to_bytes(7, "little")) * (row_bytes // 8)
+            while not ring.push(row):
+                pass
+
+    def consume() -> None:
+        left = PRODUCERS * rows
+        while left:
+            row = ring.pop()
+            if row is not None:
+                assert row == row[:8] * (row_bytes // 8), "a row is never torn"
+                seen[row[0]].append(int.from_bytes(row[1:8], "little"))
+                left -= 1
+
+    together(*(lambda i=i: produce(i) for i in range(PRODUCERS)), consume)
+    assert seen == [list(range(rows))] * PRODUCERS
+
+
+def test_words_of_one_producer_arrive_in_order(stress: int) -> None:
+    ring, words, seen = SpscRing(16), 40_000 * stress, []
+
+    def produce() -> None:
+        for word in range(words):
+            while not ring.push(word):
+                pass
+
+    def consume() -> None:
+        while len(seen) < words:
+            if (word := ring.pop()) is not None:
+                seen.append(word)
+
+    together(produce, consume)
+    assert seen == list(range(words))
