@@ -98,7 +98,7 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool) -> None:
 # -- up
 
 
-@main.command()
+@main.command(short_help="Serve the models and applications of a TOML file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 def up(file: Path | None) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
@@ -219,7 +219,8 @@ def check(file: Path | None) -> None:
 
     chosen = _file(file)
     loaded = load(chosen)
-    counts = f"{len(loaded.origins)} keys set, {len(loaded.models)} models, {len(loaded.apps)} applications"
+    counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
+    counts = ", ".join(f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted)
     click.echo(f"ok: {chosen or 'defaults'}: {counts}")
 
 
@@ -267,7 +268,7 @@ def _plain(value: Any) -> str:
 # -- doctor
 
 
-@main.command()
+@main.command(short_help="Try what a server needs on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def doctor(as_json: bool) -> None:
     """Try what a server needs on this machine: the compiled core, a container that answers, a disk that keeps.

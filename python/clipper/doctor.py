@@ -38,7 +38,8 @@ def examine() -> list[Finding]:
         try:
             found += trial()
         except Exception as error:
-            found.append(Finding("fail", f"{trial.__name__.replace('_', ' ')}: {type(error).__name__}: {error}"))
+            name = trial.__name__.replace("_", " ")
+            found.append(Finding("fail", f"{name}: {type(error).__name__}: {error}"))
     return found
 
 

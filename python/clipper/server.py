@@ -108,6 +108,7 @@ class ClipperServer:
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
         while self._engine.delivery.issued != self._engine.delivery.answered and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)
+        self._containers.leaving = True
         self._deployer.close()
         self._dispatch.stop()
         self._containers.stop()

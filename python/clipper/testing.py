@@ -43,7 +43,7 @@ class MemoryContainer:
     # -- frame by frame
 
     def say_hello(self) -> tuple[wire.Kind, str]:
-        """Say HELLO; -> WELCOME, or REFUSE and the server's reason."""
+        """Say HELLO; -> WELCOME; or REFUSE and the server's reason."""
         self.send(*wire.control_frame(wire.Kind.HELLO, wire.pack_map(self.hello)))
         header, payload = self.read()
         kind = wire.Kind(header.kind)

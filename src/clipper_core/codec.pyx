@@ -242,9 +242,7 @@ cdef Status _open_fixed(const Header* header, const Limits* limits, Cursor* curs
         return BAD_FRAME
     if header.kind == REPLY and out.row_bytes > limits.output_bytes_max:
         return TOO_LARGE
-    if out.row_bytes and out.n > cursor.left // out.row_bytes:
-        return BAD_FRAME
-    out.data_bytes = out.row_bytes * out.n
+    out.data_bytes = out.row_bytes * out.n      # below 2**63: _row_bytes has seen to it
     return OK if _take(cursor, out.data_bytes, &out.data) else BAD_FRAME
 
 

@@ -128,7 +128,8 @@ cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil:
     if n == 0:
         return
     link.bytes_queued += n
-    if link.tx.size() > link.tx_at and link.owned.back() == NULL and <u8*> link.tx.back().iov_base + link.tx.back().iov_len == <u8*> bytes:
+    if (link.tx.size() > link.tx_at and link.owned.back() == NULL
+            and <u8*> link.tx.back().iov_base + link.tx.back().iov_len == <u8*> bytes):
         piece = link.tx.back()
         piece.iov_len += n
         link.tx[0][link.tx.size() - 1] = piece

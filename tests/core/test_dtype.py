@@ -5,8 +5,8 @@ import pytest
 
 from clipper_core.dtype import NAMES, DType, item_bytes
 
-NUMPY = dict(zip("bool u8 i8 u16 i16 u32 i32 u64 i64 f16 f32 f64".split(), "? u1 i1 u2 i2 u4 i4 u8 i8 f2 f4 f8".split(),
-                 strict=True))  # fmt: skip
+NUMPY = {"bool": "?", "u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8",
+         "f16": "f2", "f32": "f4", "f64": "f8"}  # fmt: skip
 
 
 def test_numbers_are_those_of_the_wire() -> None:

@@ -87,7 +87,7 @@ class Query:
             with pytest.raises(TimeoutError):
                 self.future.result(0)
         elif all(how == "OK" for how in self.ended.values()):
-            assert np.array_equal(self.future.result(0), [2 * x for x in self.inputs] if len(self.inputs) > 1 else 2 * self.inputs[0])
+            assert np.array_equal(np.atleast_1d(self.future.result(0)), [2 * x for x in self.inputs])
         else:
             first = next(self.ended[i] for i in range(len(self.inputs)) if self.ended[i] != "OK")
             with pytest.raises(CancelledError if first == "CANCELLED" else StatusError):
@@ -203,7 +203,7 @@ def test_an_ensembles_finisher_runs_once(world: World) -> None:
     def finish(future: Future) -> float:
         runs.append(future)
         assert future.extra == "extra"
-        return sum(future.output(i) for i in range(len(future)))
+        return float(sum(future.output(i) for i in range(len(future))))
 
     future = predict_all(models, 3.0, finish=finish, extra="extra")
     assert not future.done()
@@ -286,7 +286,7 @@ def test_a_future_outlives_its_engine(end: str) -> None:
     del engine, texts, numbers
     gc.collect()
     for future in futures:
-        with pytest.raises(StatusError, match="CLOSED|shutting down"):
+        with pytest.raises(StatusError, match=r"CLOSED|shutting down"):
             future.result(5)
     assert delivery.issued == delivery.answered == 404
     assert hit.result().tolist() == list(range(5))

@@ -50,7 +50,7 @@ def test_a_future_of_many_tasks_is_news_when_the_last_has_ended(world: World) ->
     mailbox = MailboxReader(world.engine.delivery)
     future = model.predict_many(np.arange(20.0))
     assert mailbox.add(future, "item")
-    drained = []
+    drained: list[tuple[Future, Any]] = []
     world.step()
     for _ in range(20):
         assert drained == []

@@ -16,8 +16,8 @@ from clipper_core.model import Model, predict_all
 from clipper_core.status import Status, StatusError
 
 World = Any  # tests/core/conftest.py
-NUMPY = dict(zip("bool u8 i8 u16 i16 u32 i32 u64 i64 f16 f32 f64".split(), "? u1 i1 u2 i2 u4 i4 u8 i8 f2 f4 f8".split(),
-                 strict=True))  # fmt: skip
+NUMPY = {"bool": "?", "u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8",
+         "f16": "f2", "f32": "f4", "f64": "f8"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NUMPY)

@@ -57,15 +57,371 @@ def ask(world: World, rng: Random, zoo: list[Kin], until_us: int, *, gap_us: int
         world.pass_us(rng.randint(1, 2 * gap_us))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(300))
 def test_everything_goes_wrong(seed: int) -> None:
     rng = Random(seed)
     world = World(seed, frame_bytes_max=rng.choice([4096, 1 << 20]), links_max=rng.choice([3, 64]))
-    zoo = a_zoo(world, rng)
+    zoo = a_zoo(world, rng, lane_rows=rng.choice([32, 256]))
     for kin in zoo[: rng.randint(1, len(zoo))]:
         for _ in range(rng.randint(1, 3)):
             staff(world, rng, kin, fault_share=rng.choice([0.02, 0.2, 0.6]))
-    ask(world, rng, zoo, rng.choice([100_000, 400_000]), gap_us=rng.choice([50, 500, 5_000]), keys=rng.choice([10, 200, 5_000]))
+    gap_us = rng.choice([100, 500, 3_000])
+    ask(world, rng, zoo, gap_us * 100, gap_us=gap_us, keys=rng.choice([10, 200, 5_000]))
     world.pass_us(300_000)
     world.check()
     world.check_rest()
+
+
+def test_the_faults_do_happen() -> None:
+    """Or the runs above would prove nothing."""
+    ended: Counter[Status] = Counter()
+    for seed in range(25):
+        rng = Random(seed)
+        world = World(seed)
+        kin = world.model("m", lane_rows=64, cached=False, output="f64", output_shape=())
+        Container(world, kin, faults=FAULTS, fault_share=0.5)
+        ask(world, rng, [kin], 100_000, gap_us=1_000, keys=1_000)
+        world.pass_us(300_000)
+        ended += world.check()
+    assert {Status.OK, Status.MODEL_ERROR, Status.BAD_OUTPUT, Status.REPLICA_LOST, Status.DEADLINE} <= set(ended)
+    assert ended[Status.OK] > 300
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_queries_cost_one_evaluation(seed: int) -> None:
+    """Joined in flight or found in the cache, whatever their SLOs: one evaluation a key, and every one of them is answered."""
+    rng = Random(seed)
+    world = World(seed)
+    kin = world.model("m", cached=True)
+    for _ in range(rng.randint(1, 3)):
+        Container(world, kin, a_us=rng.choice([100, 2_000]), b_us=5)
+    world.pass_us(1_000)
+    for _ in range(150):
+        for _ in range(rng.choice([1, 5])):
+            world.submit(kin, rng.randrange(40), rng.choice([50_000, 70_000, 400_000]))
+        world.pass_us(rng.randint(1, 600))
+    world.pass_us(500_000)
+    assert set(world.check()) == {Status.OK}
+    assert set(world.evaluations.values()) == {1}
+    snapshot = world.snapshot(kin)
+    assert snapshot["evaluated"] == len(world.evaluations)
+    assert snapshot["hits"] + snapshot["joined"] + snapshot["evaluated"] == len(world.queries)
+
+
+def test_a_salt_is_another_question() -> None:
+    world = World(1)
+    kin = world.model("m")
+    Container(world, kin)
+    world.pass_us(1_000)
+    for salt in (0, 1, 2, 1, 0):
+        world.submit(kin, 7, 50_000, salt)
+    world.pass_us(60_000)
+    assert set(world.check()) == {Status.OK}
+    assert world.evaluations[0, 7] == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("fault", ["die_before", "die_half", "huge", "future_id", "flip_header"])
+def test_a_lost_row_is_sent_once_more_and_no_more(seed: int, fault: str) -> None:
+    rng = Random(seed)
+    world = World(seed)
+    kin = world.model("m", cached=False, lane_rows=256)
+    for _ in range(2):
+        Container(world, kin, faults=[fault], fault_share=0.5)
+    world.pass_us(1_000)
+    for k in range(80):
+        world.submit(kin, k, rng.choice([100_000, 150_000, 400_000]))
+        world.pass_us(rng.randint(1, 400))
+    world.pass_us(500_000)
+    ended = world.check()
+    sent = Counter(world.evaluations.values())
+    assert set(sent) <= {1, 2}
+    assert sent[2]
+    assert ended[Status.OK]
+    assert set(ended) <= {Status.OK, Status.REPLICA_LOST, Status.DROPPED, Status.DEADLINE, Status.NO_REPLICA}
+    world.check_rest()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_row_that_kills_has_two_victims_under_any_name(seed: int) -> None:
+    """Equal queries that come while it waits for its second try take it over with its history."""
+    world = World(seed)
+    kin = world.model("m", cached=True)
+    for _ in range(3):
+        Container(world, kin, a_us=3_000, faults=["die_before"], fault_share=1, comes_back=False)
+    world.pass_us(1_000)
+    for slo in (400_000, 200_000, 100_000, 40_000, 20_000):
+        world.submit(kin, 7, slo)
+        world.pass_us(10)
+    world.pass_us(500_000)
+    assert world.evaluations[0, 7] == 2
+    assert set(world.check()) == {Status.REPLICA_LOST}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_three_times_too_much(seed: int, mode: int) -> None:
+    """Early drop under overload: what is answered in time is nearly what the container can do, and next to nothing is sent in vain."""
+    a_us, b_us, slo_us = 1_000.0, 50.0, 20_000
+    world = World(seed)
+    kin = world.model("m", cached=False, lane_rows=4096)
+    container = Container(world, kin, a_us=a_us, b_us=b_us, latency_us=20, mode=mode)
+    best = (slo_us / 2 - a_us) / b_us  # rows of a batch that takes half the SLO
+    capacity = best / (slo_us / 2)  # rows a us
+    world.pass_us(1_000)
+    rng, k = Random(seed), 0
+    warm_us, end_us = 300_000, 800_000
+    due = float(world.now_us)
+    while due < end_us:
+        world.run(int(due))
+        world.submit(kin, k, slo_us)
+        k += 1
+        due += rng.expovariate(3 * capacity)
+    world.pass_us(50_000)
+    world.check()
+    late = [q for q in world.queries if warm_us <= q.deadline_us - slo_us < end_us]
+    good = sum(q.future.status() == Status.OK for q in late)
+    assert good >= 0.9 * capacity * (end_us - warm_us), f"goodput {good / (capacity * (end_us - warm_us)):.2f} of capacity"
+    sent = sum(container.batches)
+    answered = sum(q.future.status() == Status.OK for q in world.queries)
+    assert answered >= 0.95 * sent, f"{sent - answered} of {sent} rows were sent in vain"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unequal_replicas_share_as_they_can(seed: int) -> None:
+    """A replica ten times slower takes less, and no row is dropped for its sake while the fast one could be in time."""
+    world = World(seed)
+    kin = world.model("m", cached=False)
+    fast = Container(world, kin, a_us=1_000, b_us=20)
+    slow = Container(world, kin, a_us=25_000, b_us=200)
+    world.pass_us(1_000)
+    rng = Random(seed)
+    for k in range(2_000):
+        world.submit(kin, k, 20_000)
+        world.pass_us(rng.randint(1, 400))
+    world.pass_us(100_000)
+    ended = world.check()
+    assert ended[Status.OK] >= 0.97 * len(world.queries), ended
+    assert sum(fast.batches) > 20 * sum(slow.batches)
+    assert slow.batches, "it is tried now and then"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_replicas_share_equally(seed: int) -> None:
+    world = World(seed)
+    kin = world.model("m", cached=False)
+    pair = [Container(world, kin, a_us=500, b_us=200) for _ in range(2)]
+    rng = Random(seed)
+    world.pass_us(1_000)
+    for k in range(1_000):
+        world.submit(kin, k, 20_000)
+        world.pass_us(rng.randint(1, 400))
+    world.pass_us(50_000)
+    assert set(world.check()) == {Status.OK}
+    assert abs(sum(pair[0].batches) - sum(pair[1].batches)) < 200
+
+
+def test_a_popular_row_does_not_wait_for_a_hung_container_for_ever() -> None:
+    """The container beats but does not answer. Equal queries keep joining its row; they are answered by the other one."""
+    world = World(1)
+    kin = world.model("m", cached=True)
+    Container(world, kin, faults=["stuck"], fault_share=1)
+    world.pass_us(1_000)
+    world.submit(kin, 7, 10_000)
+    world.pass_us(2_000)
+    Container(world, kin)
+    for _ in range(30):
+        world.submit(kin, 7, 60_000)
+        world.pass_us(3_000)
+    world.pass_us(100_000)
+    ended = world.check()
+    assert ended == {Status.DEADLINE: 1, Status.OK: 30}
+
+
+def test_a_hung_container_gets_nothing_until_it_answers() -> None:
+    world = World(2)
+    kin = world.model("m", cached=False)
+    hung = Container(world, kin, faults=["stuck"], fault_share=1)
+    world.pass_us(1_000)
+    world.submit(kin, 0, 5_000)
+    world.pass_us(40_000)
+    assert world.engine.replica(hung.conn) is not None
+    hung.faults = []
+    free_us = hung.free_us
+    Container(world, kin)
+    world.pass_us(1_000)
+    k = 1
+    while world.now_us < free_us - 1_000:
+        world.submit(kin, k, 5_000)
+        world.pass_us(500)
+        k += 1
+    assert hung.batches == [1]
+    world.pass_us(10_000)
+    for k in range(k, k + 100):
+        world.submit(kin, k, 5_000)
+        world.pass_us(100)
+    world.pass_us(10_000)
+    assert len(hung.batches) > 1, "it has answered: it is trusted again"
+    assert world.check() == {Status.OK: len(world.queries) - 1, Status.DEADLINE: 1}
+
+
+def test_hearts_beat_both_ways_and_a_silent_container_is_closed_after_three() -> None:
+    world = World(3)
+    kin = world.model("m", cached=False)
+    container = Container(world, kin, comes_back=False)
+    world.pass_us(1_000_000)
+    assert container.conn
+    assert 12 <= world.frames["HEARTBEAT"] <= 20
+    container.hung_until_us = 1 << 60
+    world.pass_us(int(2.6 * HEARTBEAT_MS * 1000))
+    assert world.engine.replica(container.conn)["suspect"]  # type: ignore[index]
+    world.submit(kin, 1, 5_000)
+    world.pass_us(2 * HEARTBEAT_MS * 1000)
+    assert not container.conn
+    assert not container.batches
+    assert set(world.check()) == {Status.DEADLINE}
+
+
+def test_a_silent_container_is_closed_though_its_row_is_popular() -> None:
+    world = World(4)
+    kin = world.model("m", cached=True)
+    container = Container(world, kin, faults=["hang"], fault_share=1, comes_back=False)
+    world.pass_us(1_000)
+    container.rng.choice = lambda options: options[-1]  # type: ignore[method-assign,assignment]
+    for _ in range(100):
+        world.submit(kin, 7, 100_000)
+        world.pass_us(3_000)
+    assert not container.conn
+    world.pass_us(200_000)
+    world.check()
+
+
+def test_who_does_not_say_hello_is_closed() -> None:
+    world = World(5, links_max=2)
+    kin = world.model("m")
+    late = Container(world, kin, hello_after_us=10_000_000, comes_back=False)
+    world.pass_us(390_000)
+    assert late.conn
+    world.pass_us(50_000)
+    assert not late.conn
+
+
+def test_links_max_turns_away_and_takes_in_again() -> None:
+    world = World(6, links_max=2)
+    kin = world.model("m")
+    crowd = [Container(world, kin, comes_back=i < 2) for i in range(3)]
+    world.pass_us(10_000)
+    assert [bool(c.conn) for c in crowd] == [True, True, False]
+    crowd[0].comes_back = False
+    crowd[0].close()
+    crowd[2].dial()
+    world.submit(kin, 1, 50_000)
+    world.pass_us(60_000)
+    assert crowd[2].welcomed
+    assert set(world.check()) == {Status.OK}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_draining_loses_nothing(seed: int) -> None:
+    rng = Random(seed)
+    world = World(seed)
+    kin = world.model("m", cached=False)
+    first = Container(world, kin, a_us=2_000, comes_back=False, protocol=rng.choice([1, 2]))
+    Container(world, kin, a_us=2_000)
+    world.pass_us(1_000)
+    leave = rng.randrange(150)
+    for k in range(200):
+        if k == leave:
+            world.engine.drain(first.conn)
+        world.submit(kin, k, 60_000)
+        world.pass_us(rng.randint(1, 300))
+    world.pass_us(100_000)
+    assert not first.conn
+    assert set(world.check()) == {Status.OK}
+    assert set(world.evaluations.values()) == {1}
+
+
+def test_without_replicas_it_is_no_replica_at_the_deadline() -> None:
+    world = World(7)
+    kin, other = world.model("m"), world.model("n")
+    Container(world, other)
+    queries = [world.submit(kin, k, slo) for k, slo in enumerate([100, 5_000, 30_000])]
+    for query in queries:
+        world.run(query.deadline_us - 1)
+        assert not query.future.done()
+        world.run(query.deadline_us + TICK_US)
+        assert query.future.status() == Status.NO_REPLICA
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+@pytest.mark.parametrize("delay_us", [0, 2_000])
+def test_modes_and_delays(mode: int, delay_us: int) -> None:
+    """All modes answer all; holding makes batches larger, and lets go in time."""
+    world = World(8)
+    kin = world.model("m", cached=False)
+    container = Container(world, kin, a_us=100, b_us=1, latency_us=5, mode=mode, size_max=64, delay_us=delay_us)
+    world.pass_us(1_000)
+    for k in range(1_000):
+        world.submit(kin, k, 20_000)
+        world.pass_us(100)
+    world.pass_us(50_000)
+    assert set(world.check()) == {Status.OK}
+    assert max(container.batches) <= 64
+    held = max(query.future.latency_us for query in world.queries[500:])
+    if delay_us == 0:
+        assert held < 1_500
+    elif mode == 3:
+        assert sum(container.batches) / len(container.batches) > 10
+        assert held >= delay_us
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("dtype,shape", [("f64", (4,)), ("i32", (3,)), ("i32", (-1,)), ("f64", (-1,)), ("str", ()), ("bytes", ())])
+def test_both_protocols_carry_all_rows(protocol: int, dtype: str, shape: tuple[int, ...]) -> None:
+    world = World(9)
+    kin = world.model("m", dtype, shape, cached=False)
+    container = Container(world, kin, protocol=protocol, chunk_max=3, comes_back=False)
+    world.pass_us(10_000)
+    for k in range(200):
+        world.submit(kin, k if k % 10 else list(range(k, k + 30)), 500_000)
+        world.pass_us(100)
+    world.pass_us(600_000)
+    assert set(world.check()) == {Status.OK}
+    assert container.conn, "one connection served them all"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_full_socket_holds_its_rows_and_no_more(seed: int) -> None:
+    """A container that does not read: its rows stay where they are until the link goes, and all cells come back."""
+    rng = Random(seed)
+    world = World(seed)
+    kin = world.model("m", rng.choice(["f64", "str"]), cached=rng.random() < 0.5, lane_rows=64)
+    stuck = Container(world, kin, comes_back=False)
+    world.pass_us(1_000)
+    stuck.blocked = True
+    for k in range(100):
+        world.submit(kin, k, rng.choice([2_000, 30_000]))
+        world.pass_us(rng.randint(1, 1_000))
+    world.pass_us(100_000)
+    assert world.engine.wants_close(stuck.conn)
+    stuck.blocked = False
+    world.pass_us(30_000)
+    assert not stuck.conn
+    world.check()
+    world.check_rest()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_end_answers_everyone(seed: int) -> None:
+    """finish() in the middle of everything."""
+    rng = Random(seed)
+    world = World(seed)
+    zoo = a_zoo(world, rng)
+    for kin in zoo:
+        staff(world, rng, kin, fault_share=0.2)
+    ask(world, rng, zoo, 30_000, gap_us=300, keys=50)
+    world.engine.finish()
+    assert all(query.future.done() for query in world.queries)
+    snapshot = world.engine.snapshot()
+    assert snapshot["issued"] == snapshot["answered"]
+    assert snapshot["queue_bytes"] == 0

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from clipper.errors import ClipperError
 
-REPLICAS = {"logreg": 1, "forest": 2, "svm": 1}
+REPLICAS = {"forest": 2, "logreg": 1, "svm": 1}  # by name, as a server that finds them in its state has them
 
 
 class DemoNeedsSklearn(ClipperError):

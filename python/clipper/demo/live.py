@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -33,7 +34,8 @@ def screen(report: Report, rate: float, elapsed_s: float, events: Sequence[Text]
     """All of it, for the live display."""
     head = Text.assemble((" digits", "bold"), (f"  {rate:g} queries a second  {clock(elapsed_s)}", "dim"))
     parts: list[RenderableType] = [Text(), head, models(report.models), application(report.application), Text()]
-    parts += [Text.assemble(" ", event) for event in [*events[-EVENTS_MAX:], *[Text()] * EVENTS_MAX][:EVENTS_MAX]]
+    recent = events[-EVENTS_MAX:]
+    parts += [Padding(event, (0, 1)) for event in recent] + [Text()] * (EVENTS_MAX - len(recent))
     return Group(*parts, Text(), Text.assemble(" ", _KEYS)) if keys else Group(*parts)
 
 
@@ -62,6 +64,8 @@ def models(figures: Sequence[ModelFigures]) -> Table:
 def application(figures: ApplicationFigures) -> Table:
     """SLO, latency, accuracy and default answers, in two columns."""
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
     met = Text(f"{share(figures.slo_met)} met", "green" if figures.slo_met >= 0.99 else "yellow")
     server = f"p50 {milliseconds(figures.p50_ms)}, p99 {milliseconds(figures.p99_ms)}"
     wall = f"p50 {milliseconds(figures.wall_p50_ms)}, p99 {milliseconds(figures.wall_p99_ms)}"
@@ -80,7 +84,7 @@ def application(figures: ApplicationFigures) -> Table:
 def _defaults(figures: ApplicationFigures) -> Text:
     text = Text("none" if not figures.defaults else f"{figures.defaults} answers", "" if figures.defaults else "dim")
     if figures.partial:
-        text.append(f"; {figures.partial} answers without one of the models", "dim")
+        text.append(f"; {figures.partial} answers without some model", "dim")
     for reason, count in list(figures.default_reasons.items())[:2]:
         text.append(f"\n{count} x {reason}", "yellow")
     for error, count in figures.errors.items():
@@ -99,19 +103,20 @@ def _state(figures: ModelFigures) -> Text:
 def happened(fault: Fault, at_s: float) -> Text:
     """One line about a fault: done, noticed, or over."""
     line = Text.assemble((f"{clock(at_s)}  ", "dim"), (fault.container, "bold"))
+    line.no_wrap, line.overflow = True, "ellipsis"
     if fault.over:
         line.append(f" is back after {fault.back_s:.2f} s", "green")
-        return line.append(f": {meanwhile(fault)}", "dim")
+        return line.append(f"; answers: {meanwhile(fault)}", "dim")
     if fault.gone_s >= 0:
-        return line.append(f" is missed, after {fault.gone_s * 1000:.0f} ms; queries go on without it", "yellow")
+        return line.append(f" is missed after {fault.gone_s * 1000:.0f} ms; queries go on without it", "yellow")
     how = f"kill -9 {fault.pid}" if fault.kind == "killed" else f"kill -STOP {fault.pid}, for {FREEZE_S:g} s"
     return line.append(f" {fault.kind} ({how})", "red")
 
 
 def meanwhile(fault: Fault) -> str:
-    """What queries saw of a fault."""
+    """What queries got during a fault."""
     whole = fault.queries - fault.partial - fault.defaults
-    return f"{whole} answers by all models, {fault.partial} by the others, {fault.defaults} by default"
+    return f"{whole} whole, {fault.partial} partial, {fault.defaults} default"
 
 
 def milliseconds(value: float) -> str:

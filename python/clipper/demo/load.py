@@ -8,6 +8,7 @@ import asyncio
 import random
 import threading
 import time
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ REPEATED = 0.3  # share of queries that repeat an earlier one
 RATE_MAX = 5000.0
 _RECENT = 64  # among so many of the last
 _GRACE_US = 1000  # a deadline's answer is made at the deadline, so it is there a moment after
+_TIMER_S = 0.001  # uvloop rounds less to nothing, and would spin
 _LATE_MAX_S = 0.25  # a load that is further behind (the machine slept, say) starts afresh
 
 
@@ -40,8 +42,8 @@ class Outcomes:
     partial: int = 0
     correct: int = 0
     met: int = 0
-    answer_us: list[int] = field(default_factory=list)
-    wall_us: list[int] = field(default_factory=list)
+    answer_us: "array[int]" = field(default_factory=lambda: array("I"))
+    wall_us: "array[int]" = field(default_factory=lambda: array("I"))
     reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -82,11 +84,10 @@ class Load:
         due = time.perf_counter()
         while not self._stopping.is_set():
             due += self._random.expovariate(self.rate)
-            now = time.perf_counter()
-            if now < due:
-                await asyncio.sleep(due - now)
-            elif now - due > _LATE_MAX_S:
-                due = now
+            while (wait_s := due - time.perf_counter()) > 0:
+                await asyncio.sleep(max(wait_s, _TIMER_S))
+            if wait_s < -_LATE_MAX_S:
+                due -= wait_s
             task = asyncio.create_task(self._ask(due))
             waiting.add(task)
             task.add_done_callback(waiting.discard)

@@ -59,7 +59,7 @@ def run(options: Options) -> int:
         app = server.app("digits", models=models, slo_ms=SLO_MS, default=-1, policy="ensemble")
         demo = Demo(server, Load(app, scans, options.rate, SLO_MS), console, options)
         report = demo.go()
-    summary(console, report, demo.faults.all, options)
+        summary(console, report, demo.faults.all, options)
     return 0 if report.application.answered and report.application.accuracy >= ACCURACY_MIN else 1
 
 
@@ -68,8 +68,8 @@ def banner(console: Console, options: Options) -> None:
     console.print(Text.assemble(("\n clipper ", "bold"), (f"{options.version} · {state}", "dim")))
     console.print(
         " Three scikit-learn models of handwritten digits, each in processes of its own.\n"
-        f" An application asks all three and answers by their vote within {SLO_MS:g} ms: from those\n"
-        " heard in time, or, when none is, with its default.\n"
+        f" An application asks all three and answers by their vote within {SLO_MS:g} ms: from\n"
+        " those heard in time, or, when none is, with its default.\n"
     )
 
 
@@ -88,8 +88,9 @@ def deploy(server: ClipperServer, scans: digits.Digits, console: Console) -> Non
         console.print(Text.assemble((f" {name:<8}", "bold"), (f"{took}, {score:.1%} right; {processes}", "dim")))
     started = time.perf_counter()
     wait_until_ready(server)
+    patience_s = server.config.server.load_s
     for name in digits.REPLICAS:
-        server.model(name).predict_many(scans.train_x[:32]).result(timeout=10)
+        server.model(name).predict_many(scans.train_x[:32]).result(timeout=patience_s)
     console.print(Text(f" ready after {time.perf_counter() - started:.1f} s more", "dim"))
 
 
@@ -200,8 +201,8 @@ def summary(console: Console, report: Report, faults: list[Fault], options: Opti
     console.print(Text(f" {figures.answered} of {figures.sent} queries answered in {figures.seconds:.1f} s", "bold"))
     console.print(live.models(report.models), live.application(report.application))
     for fault in faults:
-        what = f"back after {fault.back_s:.2f} s: {live.meanwhile(fault)}" if fault.over else "not back yet"
-        console.print(f" {fault.container} was {fault.kind}; {what}")
+        what = f"back after {fault.back_s:.2f} s; answers: {live.meanwhile(fault)}" if fault.over else "not back yet"
+        console.print(f" {fault.container} was {fault.kind}, {what}")
     console.print()
 
 

@@ -68,6 +68,8 @@ def pack(thing: Any, name: str, version: int, directory: str | os.PathLike[str],
             f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a letter or digit"
         )
     places = _directories(code)
+    if isinstance(thing, str) and not thing:  # its containers are started by somebody else
+        return Package("", "module")
     if isinstance(thing, str):
         return Package(thing, "module", code=(*places, *_home_of(thing)))
     content = _content(thing, _kind(thing), name)

@@ -110,7 +110,10 @@ def _tcp_inode(port: str) -> str:
 
 
 def _unix_inode(path: str) -> str:
-    return next((words[6] for words in _rows("/proc/net/unix") if len(words) > 7 and words[7] == path), "")
+    for words in _rows("/proc/net/unix"):
+        if len(words) > 7 and words[3] == "00010000" and words[7] == path:  # it listens
+            return words[6]
+    return ""
 
 
 def _rows(table: str) -> list[list[str]]:

@@ -16,7 +16,7 @@ import msgpack
 import msgspec
 
 from clipper.errors import ClipperError
-from clipper.types import ANY, Batching, InputType, VersionedModel, check_name
+from clipper.types import Batching, InputType, VersionedModel, check_name
 from clipper_core.batcher import Batching as Mode
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
@@ -25,6 +25,7 @@ from clipper_core.status import Status
 
 _log = logging.getLogger(__name__)
 _HELLO_BYTES_MAX = 64 << 10
+V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
 MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
 
 
@@ -86,9 +87,11 @@ class Containers:
         self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max}
         self._find = find
         self._changed = changed
+        self._greeted: dict[int, Hello] = {}  # let in, until the loop has attached them
         self._replicas: dict[int, Replica] = {}
         self._arrival = threading.Condition()
         self._stopping = False
+        self.leaving = False  # the server closes: that containers go is no news to warn of
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
 
@@ -143,6 +146,8 @@ class Containers:
     def _hear(self, kind: Notice, conn: int, status: Status, data: bytes) -> None:
         if kind is Notice.SAID_HELLO:
             self._greet(conn, data)
+        elif kind is Notice.ATTACHED:
+            self._arrived(conn)
         elif kind is Notice.GONE:
             self._gone(conn, status)
         elif kind is Notice.TURNED_AWAY:
@@ -156,7 +161,11 @@ class Containers:
             _log.warning("a container was refused: %s", refusal)
             self._engine.refuse(conn, str(refusal))
             return
+        self._greeted[conn] = hello
         self._attach(conn, hello, seat)
+
+    def _arrived(self, conn: int) -> None:
+        hello = self._greeted.pop(conn)
         with self._arrival:
             self._replicas[conn] = Replica(conn, hello)
             self._arrival.notify_all()
@@ -179,16 +188,16 @@ class Containers:
 
     def _seat(self, hello: Hello) -> Seat:
         try:
-            seat = self._find(hello)
             given, output = InputType.parse(hello.input), InputType.parse(hello.output)
+            _check_protocol(hello, given)
+            seat = self._find(hello)
+            _check_protocol(hello, seat.input)
         except (ClipperError, ValueError) as error:
             raise Refused(str(error)) from None
         if not given.agrees_with(seat.input):
             raise Refused(f"model '{hello.id}' is registered with input {seat.input}, this container takes {given}")
         if not output.agrees_with(seat.output):
             raise Refused(f"model '{hello.id}' is registered with output {seat.output}, this container gives {output}")
-        if hello.protocol == 1 and seat.input is ANY:
-            raise Refused("a container of protocol 1 must state its input type")
         return seat
 
     def _attach(self, conn: int, hello: Hello, seat: Seat) -> None:
@@ -209,11 +218,18 @@ class Containers:
         )
 
     def _gone(self, conn: int, status: Status) -> None:
+        self._greeted.pop(conn, None)
         with self._arrival:
             replica = self._replicas.pop(conn, None)
             self._arrival.notify_all()
         if replica is None:
             return
-        level = logging.INFO if status in (Status.OK, Status.CLOSED) else logging.WARNING
+        level = logging.INFO if self.leaving or status in (Status.OK, Status.CLOSED) else logging.WARNING
         _log.log(level, "container %s/%d is gone (%s)", replica.hello.id, replica.hello.replica, status.name.lower())
         self._changed(replica.hello.id)
+
+
+def _check_protocol(hello: Hello, input: InputType) -> None:
+    if hello.protocol == 1 and input.dtype not in V1_DTYPES:
+        known = ", ".join(V1_DTYPES)
+        raise Refused(f"a container of protocol 1 must state an input type of {known}, not {input}; or use protocol 2")

@@ -1,0 +1,113 @@
+"""What predict() costs its caller: a hit and a miss by size of the row, beside functools.lru_cache and a queue.
+
+    pytest bench/micro/bench_model.py --benchmark-columns=min,median,iqr
+"""
+
+import functools
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_core.engine import Engine
+from clipper_core.model import Model, predict_all
+
+OPERATIONS = 10_000
+ROW_FLOATS = [1, 64, 784]
+
+
+def measure(benchmark: Any, run: Callable[..., object], setup: Callable[[], Any] | None = None) -> None:
+    benchmark.pedantic(run, setup=setup, rounds=20, warmup_rounds=1)
+    if benchmark.stats is not None:
+        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / OPERATIONS * 1e9, 1)
+
+
+def model_of(floats: int, cached: bool, **options: Any) -> Model:
+    engine = Engine(manual_clock=True, cache_bytes_max=1 << 24)
+    return Model(engine, "m:1", 1, "f64", (floats,), cached=cached, lane_rows=1 << 14, **options)
+
+
+def calls(fn: Callable[[Any], object], x: object) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(OPERATIONS):
+            fn(x)
+
+    return run
+
+
+@pytest.mark.parametrize("floats", ROW_FLOATS)
+def test_hit(benchmark: Any, floats: int) -> None:
+    model, x = model_of(floats, True), np.arange(float(floats))
+    model.put(x, 1.0)
+    measure(benchmark, calls(model.predict, x))
+
+
+def test_hit_and_result(benchmark: Any) -> None:
+    model, x = model_of(64, True), np.arange(64.0)
+    model.put(x, 1.0)
+    measure(benchmark, calls(lambda x: model.predict(x).result(), x))
+
+
+def test_hit_of_text(benchmark: Any) -> None:
+    model, x = Model(Engine(manual_clock=True), "m:1", 1, "str"), "a sentence of some sixty characters, as a user may type it in"
+    model.put(x, 1.0)
+    measure(benchmark, calls(model.predict, x))
+
+
+def test_hit_of_a_list(benchmark: Any) -> None:
+    """An input that is no array yet is converted first."""
+    model, x = model_of(64, True), [float(i) for i in range(64)]
+    model.put(x, 1.0)
+    measure(benchmark, calls(model.predict, x))
+
+
+def misses(benchmark: Any, model: Model, run: Callable[[], object]) -> None:
+    """Before each round the lane is emptied: time passes, and every task meets its deadline."""
+    engine, now = model.engine, [0]
+
+    def setup() -> None:
+        now[0] += 10_000_000
+        for _ in range(3):
+            now[0] += 30_000
+            engine.step(now[0])
+
+    measure(benchmark, run, setup)
+
+
+@pytest.mark.parametrize("floats", ROW_FLOATS)
+@pytest.mark.parametrize("cached", [True, False], ids=["keyed", "unkeyed"])
+def test_miss(benchmark: Any, floats: int, cached: bool) -> None:
+    """The row is copied into the lane; the task's end is not in the figure, the future's is."""
+    model, x = model_of(floats, cached), np.arange(float(floats))
+    misses(benchmark, model, calls(model.predict, x))
+
+
+def test_miss_as_one_array(benchmark: Any) -> None:
+    model, rows = model_of(64, False), np.zeros((OPERATIONS, 64))
+    misses(benchmark, model, lambda: model.predict_many(rows))
+
+
+def test_three_models_at_once(benchmark: Any) -> None:
+    """predict_all over three models, all hits: per ensemble."""
+    engine = Engine(manual_clock=True)
+    models = tuple(Model(engine, f"m:{i}", i + 1, "f64", (64,)) for i in range(3))
+    x = np.arange(64.0)
+    for model in models:
+        model.put(x, 1.0)
+    measure(benchmark, calls(lambda x: predict_all(models, x), x))
+
+
+@pytest.mark.parametrize("floats", ROW_FLOATS)
+def test_anchor_lru_cache(benchmark: Any, floats: int) -> None:
+    """A hit keyed by the row's bytes: what one would write in Python."""
+    x = np.arange(float(floats))
+    cached = functools.lru_cache(maxsize=1 << 16)(lambda key: 1.0)
+    measure(benchmark, calls(lambda x: cached(x.tobytes()), x))
+
+
+def test_anchor_simple_queue_of_rows(benchmark: Any) -> None:
+    """A miss as one would write it: a copy of the row put on a queue."""
+    line: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    measure(benchmark, calls(lambda x: line.put(x.tobytes()), np.arange(64.0)))

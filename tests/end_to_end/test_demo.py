@@ -1,0 +1,194 @@
+"""The demo as a person has it: real models in real processes, its summary, its keys; and the examples beside it."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.cli import main
+from clipper.demo import digits
+from clipper.demo.report import quantile
+
+pytest.importorskip("sklearn")
+
+PATIENCE_S = 120.0
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "digits"
+DEMO = [sys.executable, "-m", "clipper", "demo"]
+
+
+def containers_of(server: int) -> list[str]:
+    """The command lines of containers that were started by process `server`, dead or alive."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "clipper_container" in words and str(server) in words:
+            found.append(" ".join(words))
+    return found
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder where the first demo leaves its models, and the next ones find them."""
+    return str(tmp_path_factory.mktemp("state"))
+
+
+def test_a_few_seconds_without_a_terminal(state: str) -> None:
+    command = [*DEMO, "--seconds", "3", "--json", "--state", state]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, stderr
+    assert "Traceback" not in stderr
+    summary = json.loads(stdout)
+    application = summary["application"]
+    assert application["answered"] == application["sent"] > 0
+    assert application["accuracy"] > 0.9
+    assert 0 <= application["slo_met"] <= 1
+    assert application["slo_met"] * application["answered"] <= application["answered"] - application["defaults"]
+    assert application["errors"] == {}
+    assert application["wall_p99_ms"] >= application["p50_ms"] > 0
+    assert set(summary["models"]) == {"forest:1", "logreg:1", "svm:1"}
+    assert [model["ready"] for model in summary["models"].values()] == [2, 1, 1]
+    assert all(0 < model["cached"] < 0.9 and model["limit"] > 0 for model in summary["models"].values())
+    assert summary["faults"] == []
+    assert containers_of(process.pid) == []
+
+
+class Terminal:
+    """The demo on a terminal of our own: what it shows, and keys for it."""
+
+    def __init__(self, *words: str) -> None:
+        self.side, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        self.process = subprocess.Popen([*DEMO, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        self.seen = ""
+
+    def press(self, key: str) -> None:
+        os.write(self.side, key.encode())
+
+    def see(self, pattern: str) -> "re.Match[str]":
+        """Wait until `pattern` stands on the screen, after all that was seen before."""
+        text, give_up = "", time.monotonic() + PATIENCE_S
+        while (found := re.search(pattern, text)) is None:
+            assert select.select([self.side], [], [], max(0.0, give_up - time.monotonic()))[0], f"no {pattern!r}"
+            try:
+                data = os.read(self.side, 65536).decode(errors="replace")
+            except OSError:  # the demo has ended
+                data = ""
+            assert data, f"it ended without {pattern!r}:\n{self.seen}"
+            self.seen += data
+            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text + data)
+        return found
+
+    def read_to_the_end(self) -> None:
+        while select.select([self.side], [], [], PATIENCE_S)[0]:
+            try:
+                self.seen += os.read(self.side, 65536).decode(errors="replace")
+            except OSError:
+                return
+
+
+@pytest.fixture
+def terminal(state: str) -> Iterator[Terminal]:
+    it = Terminal("--state", state)
+    yield it
+    it.process.kill()
+    it.process.wait()
+    os.close(it.side)
+
+
+def test_keys_on_a_terminal(terminal: Terminal) -> None:
+    """k kills a container, which comes back; + raises the rate; q ends it all in good order."""
+    terminal.see(r"300 queries a second")
+    terminal.press("k")
+    assert terminal.see(r"(\w+:1/0) killed \(kill -9")[1] == "forest:1/0"
+    terminal.see(r"forest:1/0 is missed after \d+ ms")
+    back = terminal.see(r"forest:1/0 is back after (\d+\.\d+) s")
+    assert 0 < float(back[1]) < PATIENCE_S
+    terminal.press("+")
+    terminal.see(r"375 queries a second")
+    terminal.press("q")
+    terminal.see(r"queries answered in")
+    terminal.see(r"forest:1/0 was killed, back after")
+    terminal.read_to_the_end()
+    assert terminal.process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in terminal.seen
+    assert containers_of(terminal.process.pid) == []
+
+
+def test_asked_to_end_it_ends_in_good_order(state: str) -> None:
+    with subprocess.Popen([*DEMO, "--seconds", "600", "--state", state], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "sending" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in (0, 1)  # 1 when the signal came before the first answer
+    assert "queries answered in" in rest
+    assert containers_of(process.pid) == []
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(clipper.ClipperError, match="scikit-learn is not installed") as caught:
+        digits.load()
+    assert caught.value.hint == 'Run: pip install "clipper-serving[demo]"'
+    from click.testing import CliRunner
+
+    result = CliRunner().invoke(main, ["demo", "--seconds", "1"])
+    assert result.exit_code == 2
+    assert 'pip install "clipper-serving[demo]"' in result.stderr
+
+
+def test_a_quantile_is_a_value_that_occurred() -> None:
+    assert quantile([], 0.5) == 0
+    for n in range(1, 50):
+        values = list(range(1, n + 1))
+        for q in (0.01, 0.5, 0.9, 0.99, 1.0):
+            expected = next(value for value in values if value >= q * n)
+            assert quantile(values, q) == expected
+
+
+# -- the examples
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("serve.py", r"the scan shows 4; answered 4.*\nsvm: 9\d\.\d%"),
+        ("strings.py", r"snow.*: weather.*\n.*: sport.*\n.*: food"),
+    ],
+)
+def test_an_example_runs(script: str, said: str) -> None:
+    command = [sys.executable, EXAMPLES / script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert re.search(said, done.stdout), done.stdout
+    assert done.stderr == ""
+
+
+def test_a_container_of_ones_own() -> None:
+    with clipper.start(models={"brightness": {"input": "f64[64]"}}, token="secret") as server:
+        command = [sys.executable, "-m", "clipper_container", "serve", "own_container:Brightness"]
+        command += ["--connect", server.address, "--name", "brightness"]
+        process = subprocess.Popen(command, env={**os.environ, "CLIPPER_TOKEN": "secret"}, cwd=EXAMPLES)
+        try:
+            future = server.model("brightness").predict(np.full(64, 8.0), slo_ms=30_000)
+            assert future.result(timeout=PATIENCE_S) == 0.5
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0

@@ -1,0 +1,147 @@
+"""Under load: more than fits, memory over many queries, and an application that floods beside one that does not."""
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import ClipperError
+from clipper.testing import wait_until
+from clipper_core.status import Status
+
+ROW = np.arange(4.0)
+ROW_MS = 1.0  # what one row costs the model below
+
+
+def costly(xs):
+    import time
+
+    time.sleep(len(xs) * 0.001)
+    return xs.sum(axis=1)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def offer(model, per_s, seconds, slo_ms):
+    """Queries at an even rate, whatever comes back; -> their futures."""
+    futures, begun, asked = [], time.monotonic(), 0
+    while (now := time.monotonic() - begun) < seconds:
+        while asked < now * per_s:
+            asked += 1
+            futures.append(model.predict(ROW + asked, slo_ms=slo_ms))
+        threading.Event().wait(0.001)
+    return futures
+
+
+def outcomes(futures):
+    for future in futures:
+        future.wait(20)
+    return Counter(future.status() for future in futures)
+
+
+def test_overload_sheds_and_goodput_stays(deploy, server):
+    """Five times what the model can do: every query ends once; what is answered is no less than without the overload."""
+    model = deploy(costly, input="f64[4]", cache=False)
+    offer(model, 400, 0.5, 100)  # it learns
+    calm = outcomes(offer(model, 600, 1.5, 100))[Status.OK] / 1.5
+    futures = offer(model, 5000, 2.0, 100)
+    ended = outcomes(futures)
+    assert sum(ended.values()) == len(futures)
+    assert set(ended) <= {Status.OK, Status.DROPPED, Status.DEADLINE, Status.FULL}
+    assert ended[Status.OK] / 2.0 > 0.5 * calm, (ended, calm)
+    assert ended[Status.DROPPED] + ended[Status.FULL] + ended[Status.DEADLINE] > 0.5 * len(futures)
+    told = server.stats()["models"][model.name]["ended"]
+    assert told["OK"] >= ended[Status.OK]
+    assert sum(told.get(status.name, 0) for status in ended if status is not Status.OK) > 0
+    assert model.predict(ROW, slo_ms=5000).result(10) == 6.0  # and afterwards all is well
+
+
+def test_a_full_queue_is_an_answer():
+    with clipper.start(limits={"queue_rows_max": 64}, heartbeat_ms=100) as server:
+        model = server.deploy("m", costly, input="f64[4]", cache=False, batching={"mode": "static", "size_max": 1})
+        app = server.app("a", models=["m"], slo_ms=10_000, default=-1)
+        futures = [model.predict(ROW + i, slo_ms=10_000) for i in range(500)]
+        answer = app.predict(ROW)
+        ended = outcomes(futures)
+        assert ended[Status.FULL] > 300
+        assert ended[Status.OK] >= 64
+        assert ended[Status.FULL] + ended[Status.OK] == 500
+        refused = next(future for future in futures if future.status() is Status.FULL)
+        assert isinstance(refused.exception(), clipper.errors.Overloaded)
+        answer = answer.result(20)
+        assert answer.output == 6.0 or "queue of m:1 is full" in answer.reason
+        rows = np.random.default_rng(1).random((500, 4))  # waits for room instead
+        assert np.allclose(model.predict_many(rows).result(30), rows.sum(axis=1))
+
+
+def test_a_slow_model_does_not_slow_another(deploy):
+    """One model's queue is full all the time; the other answers as it does alone, give or take the machine's cores."""
+    busy = deploy(costly, input="f64[4]", cache=False)
+    quick = deploy(lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
+    stop = threading.Event()
+
+    def flood():
+        while not stop.is_set():
+            for i in range(50):
+                busy.predict(ROW + i, slo_ms=200)
+            stop.wait(0.005)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        assert all(quick.predict(ROW + i, slo_ms=5000).result(10) == 6.0 + 4 * i for i in range(300))
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_memory_stays_flat(deploy):
+    """200 000 queries, one by one and in bulk, hits and misses, numbers and blobs, answered and given up."""
+    number = deploy(lambda xs: xs.sum(axis=1), input="f64[4]")
+    blob = deploy(lambda xs: [x * 20 for x in xs], input="str", cache=False)
+
+    def round(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            futures = [number.predict(ROW + i % 500) for i in range(1000)]
+            futures += [blob.predict(f"text {i}") for i in range(200)]
+            futures[-1].cancel()
+            for future in futures[:-1]:
+                future.result(20)
+            number.predict_many(rng.random((800, 4))).result(20)
+
+    for seed in range(4):
+        round(seed)  # blocks, caches and lanes reach their size
+    before = resident_bytes()
+    for seed in range(4, 14):
+        round(seed)
+    grown = resident_bytes() - before
+    assert grown < 24 << 20, f"{grown / 1e6:.1f} MB more after 200 000 queries"
+
+
+def test_many_threads_ask_at_once(deploy, server):
+    model = deploy(lambda xs: xs.sum(axis=1), input="f64[4]", cache=False)
+    wrong = []
+
+    def ask(seed):
+        for i in range(300):
+            try:
+                if model.predict(ROW + seed * 1000 + i, slo_ms=20_000).result(30) != 6.0 + 4 * (seed * 1000 + i):
+                    wrong.append((seed, i))
+            except ClipperError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    wait_until(lambda: server.stats()["issued"] == server.stats()["answered"])

@@ -1,0 +1,286 @@
+"""The server's own process: close with queries in flight, fork, interpreter exit, SIGTERM, Ctrl-C."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import ForkedProcess, ShuttingDown
+from clipper.testing import wait_until
+
+ROW = np.arange(4.0)
+
+
+def total(xs):
+    return xs.sum(axis=1)
+
+
+def slow(xs):
+    time.sleep(0.5)
+    return xs.sum(axis=1)
+
+
+def run(script, *arguments, **options):
+    words = [sys.executable, "-X", "faulthandler", "-W", "error", "-c", textwrap.dedent(script), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# -- close
+
+
+def test_close_lets_what_is_in_flight_finish():
+    server = clipper.start(drain_s=20)
+    model = server.deploy("m", slow, input="f64[4]", cache=False)
+    futures = [model.predict(ROW + i, slo_ms=30_000) for i in range(10)]
+    server.close()
+    assert [future.result(0) for future in futures] == [6.0 + 4 * i for i in range(10)]
+
+
+def test_close_ends_the_rest_and_refuses_new_ones():
+    server = clipper.start(drain_s=0)
+    model = server.deploy("m", slow, input="f64[4]", cache=False)
+    app = server.app("a", models=["m"], slo_ms=30_000, default=-1)
+    futures = [model.predict(ROW + i, slo_ms=30_000) for i in range(10)]
+    answer, heard = app.predict(ROW), []
+    futures[0].add_done_callback(heard.append)
+    server.close()
+    assert all(future.done() for future in futures)
+    ended = [future.exception(0) for future in futures]
+    assert all(error is None or isinstance(error, (ShuttingDown, clipper.errors.ReplicaLost)) for error in ended)
+    assert any(isinstance(error, ShuttingDown) for error in ended)
+    assert answer.result(0).is_default
+    wait_until(lambda: heard == futures[:1])
+    with pytest.raises(ShuttingDown):
+        model.predict(ROW).result(0)
+    assert "shutting down" in app.predict(ROW).result(0).reason
+    for act in (lambda: server.deploy("n", total), lambda: server.app("b"), lambda: server.scale("m", 2)):
+        with pytest.raises(ShuttingDown, match=r"closed.*clipper\.start"):
+            act()
+    server.close()  # twice is once
+    assert server.stats()["issued"] == server.stats()["answered"]
+
+
+def test_close_wakes_who_waits():
+    server = clipper.start(drain_s=0)
+    model = server.deploy("m", slow, input="f64[4]", cache=False)
+    ended, ready = [], threading.Barrier(3)
+
+    def wait():
+        future = model.predict(ROW, slo_ms=50_000)
+        ready.wait()
+        ended.append(future.exception(20))
+
+    async def await_it():
+        future = model.predict(ROW + 1, slo_ms=50_000)
+        ready.wait()
+        try:
+            ended.append(await future)
+        except clipper.ClipperError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=wait), threading.Thread(target=lambda: asyncio.run(await_it()))]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    server.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(ended) == 2
+
+
+def test_many_servers_one_after_another_leave_nothing():
+    def open_fds():
+        return len(os.listdir("/proc/self/fd"))
+
+    for i in range(12):
+        with clipper.start() as server:
+            assert server.stats()["issued"] == 0
+        if i == 1:
+            before = open_fds()
+    import gc
+
+    del server
+    gc.collect()
+    assert open_fds() <= before
+
+
+def test_two_servers_side_by_side():
+    with clipper.start() as one, clipper.start() as two:
+        first = one.deploy("m", lambda xs: xs[:, 0] * 0 + 1, input="f64[4]")
+        second = two.deploy("m", lambda xs: xs[:, 0] * 0 + 2, input="f64[4]")
+        assert (first.predict(ROW).result(5), second.predict(ROW).result(5)) == (1, 2)
+        one.close()
+        assert second.predict(ROW + 1).result(5) == 2
+
+
+# -- fork
+
+
+def test_fork(server, deploy, app):
+    """In the child new queries and those in flight raise ForkedProcess at once; the parent does not notice."""
+    model = deploy(slow, input="f64[4]", cache=False)
+    handle = app(model, slo_ms=20_000, default=-1)
+    in_flight, answer = model.predict(ROW, slo_ms=20_000), handle.predict(ROW + 1)
+
+    async def awaits(future):
+        return await future
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for act in (
+                lambda: in_flight.result(),
+                lambda: answer.result(),
+                lambda: model.predict(ROW).result(),
+                lambda: handle.predict(ROW).result(),
+                lambda: model.predict_many(np.ones((3, 4))).result(),
+                lambda: asyncio.run(awaits(in_flight)),
+                lambda: asyncio.run(awaits(model.predict(ROW))),
+                lambda: in_flight.add_done_callback(print),
+            ):
+                with pytest.raises(ForkedProcess):
+                    act()
+            server.close()  # does nothing here
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert in_flight.result(20) == 6.0
+    assert answer.result(20).output == 10.0
+    assert model.predict(ROW, slo_ms=20_000).result(20) == 6.0
+
+
+def test_a_server_of_its_own_in_the_child(server):
+    done = run(
+        """
+        import os, numpy as np, clipper
+        server = clipper.start()
+        server.deploy("m", lambda xs: xs.sum(axis=1), input="f64[4]")
+        child = os.fork()
+        if child == 0:
+            with clipper.start() as mine:
+                mine.deploy("m", lambda xs: xs.sum(axis=1) * 2, input="f64[4]")
+                assert mine.model("m").predict(np.ones(4), slo_ms=9000).result(10) == 8.0
+            raise SystemExit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        assert server.model("m").predict(np.ones(4), slo_ms=9000).result(10) == 4.0
+        server.close()
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- the interpreter ends
+
+EXIT = """
+import numpy as np, clipper, sys
+server = clipper.start(drain_s=0.05, heartbeat_ms=100)
+def slow(xs):
+    import time
+    time.sleep(0.3)
+    return xs.sum(axis=1)
+model = server.deploy("m", slow, input="f64[4]", cache=False, replicas=1)
+app = server.app("a", models=["m"], slo_ms=20_000, default=-1)
+futures = [model.predict(np.ones(4) * i, slo_ms=20_000) for i in range(50)]
+answers = [app.predict(np.ones(4) * i) for i in range(50)]
+futures[0].add_done_callback(lambda future: None)
+if sys.argv[1] == "keep":
+    import builtins
+    builtins.kept = server, futures, answers  # the interpreter tears everything down in an order of its own
+elif sys.argv[1] == "raise":
+    raise SystemExit(0)
+elif sys.argv[1] == "drop":
+    del server, model, app, futures, answers
+"""
+
+
+@pytest.mark.parametrize("how", ["keep", "raise", "drop", "fall"])
+def test_interpreter_exit_with_queries_in_flight(how):
+    """Five times each: rc 0, no hang, nothing said."""
+    running = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", EXIT, how], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(5)
+    ]
+    said = [process.communicate(timeout=60)[0] for process in running]
+    assert [(process.returncode, text) for process, text in zip(running, said, strict=True)] == [(0, b"")] * 5
+
+
+def test_a_thread_that_waits_at_exit():
+    done = run(
+        """
+        import threading, numpy as np, clipper
+        server = clipper.start(drain_s=0.05)
+        def slow(xs):
+            import time
+            time.sleep(30)
+        model = server.deploy("m", slow, input="f64[4]", cache=False)
+        def wait():
+            model.predict(np.ones(4), slo_ms=50_000).exception()
+        threading.Thread(target=wait, daemon=True).start()
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+SIGNALLED = """
+import json, signal, sys, time, numpy as np, clipper
+server = clipper.start(drain_s=0.2)
+if sys.argv[1] == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+model = server.deploy("m", lambda xs: xs.sum(axis=1), input="f64[4]", replicas=2, cache=False)
+print(json.dumps([row["pid"] for row in server.stats()["models"]["m:1"]["replicas"]]), flush=True)
+while True:
+    model.predict(np.ones(4)).result()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "code"),
+    [
+        (signal.SIGTERM, "plain", -signal.SIGTERM),
+        (signal.SIGTERM, "handled", 0),
+        (signal.SIGINT, "plain", -signal.SIGINT),
+        (signal.SIGKILL, "plain", -signal.SIGKILL),
+    ],
+)
+def test_a_signal_ends_the_server_and_its_containers(number, how, code):
+    import json
+
+    words = [sys.executable, "-c", SIGNALLED, how]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        pids = json.loads(process.stdout.readline())
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == code, said
+    assert "Fatal" not in said
+    wait_until(lambda: all(gone(pid) for pid in pids))
+
+
+def test_ctrl_c_is_heard_while_waiting(deploy):
+    model = deploy(slow, input="f64[4]", cache=False)
+    future = model.predict(ROW, slo_ms=20_000)
+    threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):
+            future.result(20)
+            future = model.predict(ROW, slo_ms=20_000)
+    assert model.predict(ROW, slo_ms=20_000).result(20) == 6.0

@@ -1,0 +1,214 @@
+"""The verbs: their help teaches, their errors are one line, and `up` ends in good order."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from clipper import __version__, doctor
+from clipper.cli import main
+from clipper.config import describe
+
+PATIENCE_S = 60.0
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, words, prog_name="clipper")
+
+
+def every_command(group: click.Group, at: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for name, command in group.commands.items():
+        found.append((*at, name))
+        if isinstance(command, click.Group):
+            found += every_command(command, (*at, name))
+    return found
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, and no setting in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+# -- help
+
+
+@pytest.mark.parametrize("words", every_command(main), ids=" ".join)
+def test_every_verb_teaches_by_an_example(words: tuple[str, ...]) -> None:
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert f"  clipper {' '.join(words)}" in result.output.partition("\n")[2]
+
+
+def test_help_names_the_verbs_in_whole_sentences() -> None:
+    result = run("--help")
+    assert all(name in result.output for name in main.commands)
+    assert "..." not in result.output.partition("\n")[2]
+
+
+def test_the_version() -> None:
+    assert run("--version").output == f"clipper {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("dmeo",), "no verb 'dmeo' - did you mean 'demo'?"),
+        (("config", "chek"), "no verb 'chek' - did you mean 'check'?"),
+        (("frobnicate",), "no verb 'frobnicate'. Verbs: config, demo, doctor, up."),
+    ],
+)
+def test_a_slip_of_the_pen(words: tuple[str, ...], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_the_shell_command_is_quick_to_help() -> None:
+    """Not by the clock: by what it imports."""
+    code = "import sys; from clipper.cli import main; main(['-h'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert not imported & {"rich", "sklearn", "clipper.demo", "clipper.doctor"}
+
+
+# -- errors
+
+
+def test_an_error_is_a_line_and_a_hint(here: Path) -> None:
+    result = run("config", "show", "nowhere.toml")
+    assert result.exit_code == 2
+    assert result.stderr == "error: cannot read nowhere.toml: No such file or directory.\nName another file, or none.\n"
+    assert result.stdout == ""
+
+
+def test_an_error_is_red_on_a_terminal(here: Path) -> None:
+    result = CliRunner().invoke(main, ["config", "show", "nowhere.toml"], color=True)
+    assert result.stderr.startswith("\x1b[31merror: ")
+
+
+# -- config
+
+
+def test_show_lists_every_key_and_where_it_comes_from(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "clipper.toml").write_text("[limits]\ntasks_max = 1000\n[models.svm]\nreplicas = 2\n")
+    monkeypatch.setenv("CLIPPER_SERVER__TOKEN", "secret")
+    result = run("config", "show", "--json")
+    rows = {row["key"]: row for row in json.loads(result.output)}
+    assert {info.key for info in describe() if "NAME" not in info.key} <= set(rows)
+    assert rows["limits.tasks_max"]["value"] == 1000
+    assert rows["limits.tasks_max"]["unit"] == "tasks"
+    assert rows["limits.tasks_max"]["origin"] == "clipper.toml:2"
+    assert rows["models.svm.replicas"]["origin"] == "clipper.toml:4"
+    assert rows["server.token"]["origin"] == "CLIPPER_SERVER__TOKEN"
+    assert rows["server.heartbeat_ms"]["origin"] == "default"
+    assert "secret" not in result.output
+
+
+def test_show_prints_a_table_of_what_changed(here: Path) -> None:
+    (here / "mine.toml").write_text('[batching]\nmode = "static"\n[models.svm]\nbatching = "fit"\n')
+    result = run("config", "show", "mine.toml", "--changed")
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.output.splitlines()[3:] if line.strip()]
+    assert [(line[0], line[1]) for line in lines] == [("batching.mode", "static"), ("models.svm.batching", "fit")]
+
+
+def test_check_says_what_is_right(here: Path) -> None:
+    assert run("config", "check").output == "ok: defaults: 0 keys, 0 models, 0 applications\n"
+    (here / "clipper.toml").write_text('[apps.digits]\nmodels = ["svm"]\nslo_ms = 5\n')
+    assert run("config", "check").output == "ok: clipper.toml: 2 keys, 0 models, 1 application\n"
+
+
+def test_check_says_what_is_wrong(here: Path) -> None:
+    (here / "clipper.toml").write_text("[apps.digits]\nslo = 5\n")
+    result = run("config", "check")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: clipper.toml:2: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?")
+
+
+# -- doctor
+
+
+def test_doctor_finds_this_machine_in_order(here: Path) -> None:
+    result = run("doctor", "--json")
+    findings = json.loads(result.output)
+    assert result.exit_code == 0, result.output
+    assert not [finding for finding in findings if finding["verdict"] == "fail"]
+    assert any("a model in a process of its own" in finding["text"] for finding in findings)
+    assert list(here.iterdir()) == []
+
+
+def test_doctor_reports_a_trial_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[doctor.Finding]:
+        raise OSError("no such luck")
+
+    for name in ("core", "machine", "descriptors", "interpreter", "round_trip", "packages"):
+        monkeypatch.setattr(doctor, name, list)
+    monkeypatch.setattr(doctor, "disk", broken)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert result.output == "fail  broken: OSError: no such luck\n"
+
+
+def test_doctor_names_the_line_that_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise doctor.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    texts = [finding.text for finding in doctor.packages()]
+    assert texts[0] == 'scikit-learn is not installed. Run: pip install "clipper-serving[demo]"'
+
+
+# -- up
+
+
+def read_until(process: "subprocess.Popen[str]", text: str) -> str:
+    assert process.stdout is not None
+    seen, give_up = "", time.monotonic() + PATIENCE_S
+    while text not in seen:
+        assert select.select([process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], seen
+        data = os.read(process.stdout.fileno(), 4096).decode()
+        assert data, f"it ended before saying {text!r}: {seen}"
+        seen += data
+    return seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Signals) -> None:
+    (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
+    (here / "clipper.toml").write_text(
+        '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels = ["doubler"]\n'
+    )
+    command = [sys.executable, "-u", "-m", "clipper", "up"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            seen = read_until(process, "doubler:1/0 is connected")
+            if "containers dial in" not in seen:
+                seen += read_until(process, "--name NAME")
+            process.send_signal(number)
+            seen += read_until(process, "closed\n")
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    assert "models: doubler:1" in seen
+    assert "applications: double" in seen
+    assert "clipper-container serve MODULE:MODEL --connect unix:" in seen
+
+
+def test_up_says_what_is_wrong_with_its_file(here: Path) -> None:
+    (here / "clipper.toml").write_text('[server]\nadress = "unix"\n')
+    result = run("up")
+    assert result.exit_code == 2
+    assert "did you mean 'address'?" in result.stderr
