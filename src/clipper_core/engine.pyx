@@ -354,7 +354,7 @@ cdef object _model_snapshot(ModelState* model):
         "joined": t.joined.load(relaxed),
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
-        "ended": {StatusName(i).name: t.ended[i].load(relaxed) for i in range(1, STATUSES)},
+        "ended": {StatusName(i).name: t.ended[i].load(relaxed) + t.refused[i].load(relaxed) for i in range(1, STATUSES)},
         "latency_us": histogram_snapshot(&t.latency),
         "batch_rows": histogram_snapshot(&t.batch_rows),
     }

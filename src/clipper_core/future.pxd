@@ -42,7 +42,8 @@ cdef cppclass DeliveryState:
     atomic[u32] lock            # guards current, free, next_id: a few instructions per claim
     atomic[u32] dead            # Status.CLOSED or FORKED: nothing will complete any more
     atomic[u64] issued          # tasks handed out, tasks ended: equal when nothing is in flight
-    atomic[u64] answered
+    atomic[u64] answered        # at submit and by cancel
+    atomic[u64] ended           # in the loop, its only writer
     Block* current
     Block* free
     u64 next_id

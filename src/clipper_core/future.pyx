@@ -147,7 +147,7 @@ cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Valu
     if block.state[slot].compare_exchange_strong(pending, <u8> status, seq_cst):
         first = True
         d.touched = True
-        d.answered.fetch_add(1, relaxed)
+        d.ended.store(d.ended.load(relaxed) + 1, relaxed)
         boxes = block.boxes[slot].load(seq_cst)
         if boxes:
             _notify(d, block.first_id + slot, boxes)
@@ -231,7 +231,7 @@ cdef class Delivery:
 
     @property
     def answered(self):
-        return self.state.answered.load(relaxed)
+        return self.state.answered.load(relaxed) + self.state.ended.load(relaxed)
 
     def kill(self, int status):
         """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""

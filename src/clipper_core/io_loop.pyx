@@ -203,7 +203,8 @@ cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) 
 
 cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
     """Not when the core is needed: a submitter that runs, or a container with much to do, comes first."""
-    cdef u64 open_tasks = e.delivery.issued.load(relaxed) - e.delivery.answered.load(relaxed)
+    cdef u64 open_tasks = (e.delivery.issued.load(relaxed) - e.delivery.answered.load(relaxed)
+                           - e.delivery.ended.load(relaxed))
     if not s.spins or (open_tasks > SPIN_TASKS_MAX and e.delivery.waiters.load(relaxed) == 0):
         return False
     return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0

@@ -43,8 +43,9 @@ cdef struct Task:
     bint keyed              # cache and joining are on
     bint answered           # its slot has ended
 
-cdef cppclass Tally:        # counters of one model; any thread reads them
-    atomic[u64] ended[17]   # by Status
+cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but refused and hits
+    atomic[u64] ended[17]   # in the loop, by Status
+    atomic[u64] refused[17] # at submit, by Status
     atomic[u64] hits        # answered by the cache at submit
     atomic[u64] joined      # answered by another's evaluation
     atomic[u64] evaluated   # rows that a container answered

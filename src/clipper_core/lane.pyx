@@ -15,7 +15,7 @@ from libcpp.deque cimport deque
 from clipper_core.clock_cache cimport (cache_lookup, pending_find, pending_free, pending_new, pending_put,
                                        pending_remove)
 from clipper_core.future cimport slot_end
-from clipper_core.histogram cimport count, histogram_record
+from clipper_core.histogram cimport histogram_note, note
 from clipper_core.machine cimport (CHECK, EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_signal,
                                    relaxed, seq_cst)
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
@@ -197,9 +197,9 @@ cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* va
     value_hold(value)
     if not slot_end(lanes.delivery, task.block, task.slot, status, value, <u32> min(latency, <u64> 0xFFFFFFFF)):
         ended = CANCELLED
-    count(&lane.tally.ended[<u32> ended], 1)
+    note(&lane.tally.ended[<u32> ended], 1)
     if ended == OK:
-        histogram_record(&lane.tally.latency, latency)
+        histogram_note(&lane.tally.latency, latency)
 
 
 cdef void _answer_empty(Lane* lane, Lanes* lanes, Task* task, Status status, u64 now_us) noexcept nogil:
@@ -245,7 +245,7 @@ cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now
     while joined:
         task = task_of(lanes, joined)
         after = task.next
-        count(&_lane_of(lanes, joined).tally.joined, 1)
+        note(&_lane_of(lanes, joined).tally.joined, 1)
         _answer(_lane_of(lanes, joined), lanes, task, status, value, now_us)
         _release(lanes, _lane_of(lanes, joined), _pos_of(joined))
         joined = after
@@ -310,7 +310,7 @@ cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
         return
     _learn_slo(lane, task.deadline_us - task.submit_us)
     if task.keyed and cache_lookup(lanes.cache, &task.key, &value):
-        count(&lane.tally.joined, 1)
+        note(&lane.tally.joined, 1)
         _answer(lane, lanes, task, OK, &value, now_us)
         value_drop(&value)
         _release(lanes, lane, pos)

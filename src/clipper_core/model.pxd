@@ -30,8 +30,11 @@ cdef class Model:
     cdef cnp.ndarray _array(self, object x)
     cdef bint _fits(self, cnp.ndarray array)
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil
-    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, Block* block, u32 slot) noexcept nogil
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) noexcept nogil
+    cdef u64 _now_us(self) noexcept nogil
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, u64 now, Block* block,
+                       u32 slot) noexcept nogil
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
+                        u32 slot) noexcept nogil
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil
     cdef bint _full(self, int klass) noexcept

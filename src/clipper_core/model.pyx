@@ -40,6 +40,7 @@ cdef extern from *:
 cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 
 cdef enum:
+    CLOCK_ROWS = 64             # rows of an array that share one look at the clock
     QUEUE_WAIT_US = 2000        # predict_many waits this long at a time for room in a full lane
 
 cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
@@ -167,7 +168,10 @@ cdef class Model:
         if self.state.spec.dtype == STR:
             if not isinstance(x, str):
                 raise self._refuse(x, None)
-            row[0] = PyUnicode_AsUTF8AndSize(x, &size)
+            try:
+                row[0] = PyUnicode_AsUTF8AndSize(x, &size)
+            except UnicodeEncodeError as error:
+                raise self._refuse(x, error) from None
             nbytes[0] = size
             return x
         if not isinstance(x, bytes):
@@ -270,12 +274,16 @@ cdef class Model:
         count(&self.state.tally.hits, 1)
         return True
 
-    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, Block* block, u32 slot) noexcept nogil:
+    cdef u64 _now_us(self) noexcept nogil:
+        cdef EngineState* e = self.engine.state
+        return e.now_us.load(relaxed) if e.manual else monotonic_us()
+
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, u64 now, Block* block,
+                       u32 slot) noexcept nogil:
         """A task in a lane of its SLO's class; OK, or why not."""
         cdef ModelState* m = self.state
         cdef EngineState* e = self.engine.state
         cdef int klass = log2_of(slo_us)
-        cdef u64 now = e.now_us.load(relaxed) if e.manual else monotonic_us()
         cdef Status status = <Status> (e.delivery.dead.load(relaxed) or e.refusing.load(relaxed))
         if status != 0:
             return status
@@ -287,16 +295,17 @@ cdef class Model:
         return lane_submit(e.lanes, m.lanes[klass], row, <u32> nbytes, key if m.cached else NULL, block, slot, now + slo_us,
                            now)
 
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, Block* block, u32 slot) noexcept nogil:
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
+                        u32 slot) noexcept nogil:
         """A task for slot `slot` of several; ends it here when it is a hit or refused."""
         cdef Key key
         cdef Value value
         cdef Status status = OK
         if not self._look_up(row, nbytes, salt, &key, &value):
-            status = self._queue(row, nbytes, &key, slo_us, block, slot)
+            status = self._queue(row, nbytes, &key, slo_us, self._now_us() if now == 0 else now, block, slot)
             if status == OK:
                 return OK
-            count(&self.state.tally.ended[<u32> status], 1)
+            count(&self.state.tally.refused[<u32> status], 1)
         slot_fill(self.engine.state.delivery, block, slot, status, &value)
         block_drop(self.engine.state.delivery, block, 1)
         return status
@@ -314,9 +323,9 @@ cdef class Model:
             return future_at_once(self.engine.delivery, OK, &value, finish, extra)
         if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
             return future_at_once(self.engine.delivery, NO_MEMORY, &value, finish, extra)
-        status = self._queue(row, nbytes, &key, slo_us, block, slot)
+        status = self._queue(row, nbytes, &key, slo_us, self._now_us(), block, slot)
         if status != OK:
-            count(&self.state.tally.ended[<u32> status], 1)
+            count(&self.state.tally.refused[<u32> status], 1)
             slot_fill(self.engine.state.delivery, block, slot, status, &value)
             block_drop(self.engine.state.delivery, block, 1)
         return future_new(self.engine.delivery, block, slot, 1, finish, extra)
@@ -360,6 +369,7 @@ cdef class Model:
         """
         cdef u64 slo = slo_of(slo_ms * 1000, 0)
         cdef u64 until = monotonic_us() + slo
+        cdef u64 now = 0
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef u32 i, slot, n
@@ -382,7 +392,9 @@ cdef class Model:
                     _keep = self._row(rows[i], &row, &nbytes)
                 if self._full(log2_of(slo)):
                     self._wait_for_room(slo, until)
-                self._submit(row, nbytes, salt, slo, block, slot + i)
+                if i % CLOCK_ROWS == 0:
+                    now = self._now_us()
+                self._submit(row, nbytes, salt, slo, now, block, slot + i)
                 row = <const char*> row + self.state.spec.row_bytes
         except BaseException:           # a signal's, or of an input that changed after it was checked
             self._give_up(block, slot + i, slot + n)
@@ -396,7 +408,7 @@ cdef class Model:
         nothing.word = 0
         nothing.tag = TAG_NONE
         for i in range(first, end):
-            count(&self.state.tally.ended[<u32> CANCELLED], 1)
+            count(&self.state.tally.refused[<u32> CANCELLED], 1)
             slot_fill(self.engine.state.delivery, block, i, CANCELLED, &nothing)
             block_drop(self.engine.state.delivery, block, 1)
         return 0
@@ -468,5 +480,5 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     for i in range(n):
         model = models[i]
         _keep.append(model._row(x, &row, &nbytes))
-        model._submit(row, nbytes, salt, slo, block, slot + i)
+        model._submit(row, nbytes, salt, slo, 0, block, slot + i)
     return future

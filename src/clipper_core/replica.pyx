@@ -8,7 +8,7 @@ from clipper_core.codec cimport (CHECKED, FAILURE, HEADER_BYTES, PREDICT, VARIAB
                                  header_encode, rows_open, v1_bound, v1_encode, variable_encode,
                                  variable_payload_bytes)
 from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
-from clipper_core.histogram cimport count, histogram_record
+from clipper_core.histogram cimport histogram_note, note
 from clipper_core.lane cimport Task, lane_requeue, row_end, row_found, task_needed, task_of, task_row
 from clipper_core.link cimport link_next_bare, link_send, link_send_owned
 from clipper_core.machine cimport aligned_new, relaxed
@@ -84,8 +84,8 @@ cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
     r.in_flight += 1
     r.busy_until_us = max(r.busy_until_us, now_us) + <u64> batcher_predict_us(&r.batcher, batch.n)
     r.gauge.in_flight.store(r.in_flight, relaxed)
-    count(&r.tally.batches, 1)
-    histogram_record(&r.tally.batch_rows, batch.n)
+    note(&r.tally.batches, 1)
+    histogram_note(&r.tally.batch_rows, batch.n)
     return OK
 
 
@@ -173,6 +173,9 @@ cdef Status _send_v1(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch
     if message == NULL:
         return NO_MEMORY
     n = v1_encode(r.v1_format, batch.n, r.rows.data(), r.row_bytes32.data(), message, bound)
+    if n == 0:
+        free(message)
+        return TOO_LARGE
     link_send_owned(r.link, message, n)
     return OK
 
@@ -289,7 +292,7 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
     cdef Value value, why
     if rows.status != NULL:
         _text_value(<const char*> rows.text, rows.text_bytes, &why)
-    count(&r.tally.evaluated, batch.n)
+    note(&r.tally.evaluated, batch.n)
     for i in range(batch.n):
         if header.flags & VARIABLE:
             nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)

@@ -437,6 +437,8 @@ def test_version_1_limits() -> None:
         block = lz4.block.compress(bytes(900_000), store_size=False)
         content = struct.pack("<i", 900_000) + block
         decode_v1(struct.pack("<BII", 7, 1, len(content)) + content, bytes_max=100_000)
+    with refused():  # negative, not merely large
+        decode_v1(struct.pack("<BIIi", 7, 1, 5, -1) + b"\0")
     for number in HOSTILE:
         for kind in range(1, 8):
             for count in (1, 2, 2**32 - 1):

@@ -158,7 +158,7 @@ def test_a_row_that_kills_has_two_victims_under_any_name(seed: int) -> None:
     assert set(world.check()) == {Status.REPLICA_LOST}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_three_times_too_much(seed: int, mode: int) -> None:
     """Early drop under overload: what is answered in time is nearly what the container can do, and next to nothing is sent in vain."""
@@ -170,7 +170,7 @@ def test_three_times_too_much(seed: int, mode: int) -> None:
     capacity = best / (slo_us / 2)  # rows a us
     world.pass_us(1_000)
     rng, k = Random(seed), 0
-    warm_us, end_us = 300_000, 800_000
+    warm_us, end_us = 250_000, 500_000
     due = float(world.now_us)
     while due < end_us:
         world.run(int(due))

@@ -147,6 +147,8 @@ class World:
 
     def submit(self, kin: Kin, keys: int | list[int], slo_us: int, salt: int = 0) -> Query:
         model = self.models[kin.number][1]
+        if self.engine.now_us() != self.now_us:
+            self.step()  # or the engine would reckon the deadline from its last step
         if isinstance(keys, int):
             future = model.predict(kin.row(keys), slo_us / 1000, salt)
             keys = [keys]

@@ -1,0 +1,135 @@
+"""Who is let in: HELLOs handed to an engine without sockets."""
+
+import msgpack
+import pytest
+
+from clipper.errors import UnknownModel
+from clipper.serving.containers import Containers, Hello, Seat
+from clipper.testing import wait_until
+from clipper.types import Batching, InputType, VersionedModel
+from clipper_container import wire
+from clipper_core.engine import Engine
+from clipper_core.model import Model
+
+
+class Node:
+    """An engine stepped by the test, and the Containers above it."""
+
+    def __init__(self, batching=Batching()):  # noqa: B008
+        self.engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
+        self.model = Model(self.engine, "m:1", 1, "f64", (4,))
+        self.batching, self.changes = batching, []
+        self.containers = Containers(self.engine, "secret", 500, 1 << 20, self.find, self.changes.append)
+        self.containers.start()
+
+    def find(self, hello):
+        if hello.name != "m":
+            raise UnknownModel.named(hello.name, ["m"])
+        return Seat(self.model, InputType.parse("f64[4]"), InputType.parse("f64"), self.batching)
+
+    def say(self, conn, **fields):
+        hello = {"name": "m", "version": 1, "input": "f64[4]", "output": "any", "token": "secret", **fields}
+        hello = {key: value for key, value in hello.items() if value is not None}
+        frame = b"".join(wire.control_frame(wire.Kind.HELLO, wire.pack_map(hello)))
+        assert self.engine.receive(conn, frame, self.engine.now_us())
+
+    def hear(self, conn):
+        """What the server says next to a connection: the kind and the payload."""
+        data = bytearray()
+
+        def more():
+            self.engine.step(self.engine.now_us())
+            data.extend(self.engine.outgoing(conn, self.engine.now_us()))
+            return len(data) >= wire.HEADER_BYTES
+
+        wait_until(more)
+        header = wire.decode_header(bytes(data[: wire.HEADER_BYTES]))
+        return wire.Kind(header.kind), bytes(data[wire.HEADER_BYTES :])
+
+    def greet(self, **fields):
+        conn = self.engine.open(self.engine.now_us())
+        self.say(conn, **fields)
+        return conn, *self.hear(conn)
+
+
+@pytest.fixture
+def node():
+    made = Node()
+    yield made
+    made.containers.stop()
+
+
+M = VersionedModel("m", 1)
+
+
+def test_a_container_is_welcomed_attached_and_gone(node):
+    conn, kind, payload = node.greet(replica=3, pid=77)
+    assert kind is wire.Kind.WELCOME
+    assert msgpack.unpackb(payload) == {"conn": conn, "heartbeat_ms": 500, "payload_bytes_max": 1 << 20, "crc": False}
+    assert node.containers.wait_for(M, 1, 20)
+    (replica,) = node.containers.of(M)
+    assert (replica.conn, replica.hello.replica, replica.hello.pid) == (conn, 3, 77)
+    assert node.engine.replica(conn)["number"] == 3
+    assert node.changes == [M]
+    node.engine.lost(conn, node.engine.now_us())
+    wait_until(lambda: node.containers.of(M) == [] and node.changes == [M, M])
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"token": "wrong"}, "the token is missing or wrong"),
+        ({"token": None}, "the token is missing or wrong"),
+        ({"token": "sécret"}, "the token is missing or wrong"),
+        ({"protocol": 4}, "speaks protocols 1 and 2, not 4; install a matching clipper-container"),
+        ({"name": "other"}, "no model 'other'"),
+        ({"name": "A"}, "bad model name"),
+        ({"name": None}, "cannot be read"),
+        ({"version": "1"}, "cannot be read"),
+        ({"input": "f64[5]"}, "'m:1' is registered with input f64[4], this container takes f64[5]"),
+        ({"output": "str"}, "'m:1' is registered with output f64, this container gives str"),
+        ({"input": "?"}, "bad input type"),
+        ({"protocol": 1, "input": "any"}, "protocol 1 must state an input type"),
+        ({"sdk": "x" * 70_000}, "cannot be read: it has 70"),
+    ],
+)
+def test_a_container_is_refused_with_the_reason(node, fields, why):
+    conn, kind, payload = node.greet(**fields)
+    assert kind is wire.Kind.REFUSE
+    assert why in payload.decode()
+    assert node.engine.wants_close(conn)
+    assert node.containers.of(M) == []
+
+
+def test_the_models_batches_are_bounded_by_both_sides():
+    for asked, given in ((0, 8), (3, 3), (100, 8)):
+        node = Node(Batching(mode="static", size_max=8))
+        conn, kind, _ = node.greet(batch_max=asked)
+        assert kind is wire.Kind.WELCOME
+        wait_until(lambda node=node, conn=conn: node.engine.replica(conn) is not None)
+        assert node.engine.replica(conn)["limit"] == given
+        node.containers.stop()
+
+
+def test_waiting_for_replicas(node):
+    assert not node.containers.wait_for(M, 1, 0.01)
+    assert node.containers.wait_for(M, 0, 0.01)
+    node.greet()
+    node.greet(replica=1)
+    assert node.containers.wait_for(M, 2, 20)
+    assert not node.containers.wait_for(M, 3, 60, hopeless=lambda: True)
+
+
+def test_drained_it_gets_a_goodbye(node):
+    conn, _, _ = node.greet(replica=0)
+    other, _, _ = node.greet(replica=1)
+    assert node.containers.wait_for(M, 2, 20)
+    node.containers.drain(M, 0)
+    assert node.hear(conn)[0] is wire.Kind.GOODBYE
+    node.engine.step(node.engine.now_us())
+    assert node.engine.outgoing(other, node.engine.now_us()) == b""
+
+
+def test_hello_has_defaults():
+    hello = Hello("m")
+    assert (hello.id, hello.protocol, hello.input, hello.batch_max) == (M, 2, "any", 0)

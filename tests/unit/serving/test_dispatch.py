@@ -1,0 +1,134 @@
+"""Event loops, callbacks and the end of an engine that is stepped by hand: nothing here depends on time."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import NoReplica, ShuttingDown
+from clipper.serving.dispatch import Dispatch
+from clipper.testing import wait_until
+from clipper_core.engine import Engine
+from clipper_core.model import Model
+
+ROW = np.arange(4.0)
+
+
+@pytest.fixture
+def engine():
+    return Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
+
+
+@pytest.fixture
+def dispatch(engine):
+    """Its loop thread does not run: the test is the loop, and time is what it says."""
+    made = Dispatch(engine)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def model(engine, dispatch):
+    return Model(engine, "m:1", 1, "f64", (4,), slo_us=1000)
+
+
+def expire(engine):
+    engine.step(engine.now_us() + 1)
+    engine.step(engine.now_us() + 1_000_000)
+
+
+def test_an_await_ends_with_its_query(engine, model):
+    async def both():
+        futures = [model.predict(ROW + i) for i in range(10)]
+        waiting = asyncio.gather(*futures, return_exceptions=True)
+        await asyncio.sleep(0)
+        expire(engine)
+        return await waiting
+
+    assert all(isinstance(error, NoReplica) for error in asyncio.run(both()))
+
+
+def test_an_await_that_is_cancelled_gives_the_query_up(engine, model):
+    async def cancel():
+        future = model.predict(ROW)
+
+        async def wait():
+            return await future
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return future
+
+    assert asyncio.run(cancel()).cancelled()
+
+
+def test_callbacks_run_once_each_on_one_thread(engine, model):
+    heard = []
+    futures = [model.predict(ROW + i) for i in range(10)]
+    for future in futures:
+        future.add_done_callback(lambda future: heard.append((future, threading.current_thread().name)))
+    assert heard == []
+    expire(engine)
+    wait_until(lambda: len(heard) == 10)
+    assert {future for future, _ in heard} == set(futures)
+    assert {name for _, name in heard} == {"clipper-callbacks"}
+    futures[0].add_done_callback(lambda future: heard.append((future, "now")))
+    assert heard[-1] == (futures[0], "now")
+
+
+def test_a_callback_that_raises_is_logged(engine, model, caplog):
+    heard = []
+    first, second = model.predict(ROW), model.predict(ROW + 1)
+    first.add_done_callback(lambda _: 1 / 0)
+    second.add_done_callback(heard.append)
+    expire(engine)
+    wait_until(lambda: heard == [second])
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_as_completed(engine, model):
+    futures = [model.predict(ROW + i) for i in range(5)]
+    with pytest.raises(TimeoutError, match=r"not all of 5 futures were done within 0\.01 s"):
+        list(clipper.as_completed(futures, timeout=0.01))
+    expire(engine)
+    assert set(clipper.as_completed(futures, timeout=20)) == set(futures)
+    assert list(clipper.as_completed([])) == []
+
+
+def test_stop_ends_what_is_open(engine, dispatch, model):
+    heard, future = [], model.predict(ROW)
+    future.add_done_callback(heard.append)
+    dispatch.stop()
+    assert heard == [future]
+    assert isinstance(future.exception(0), ShuttingDown)
+    assert isinstance(model.predict(ROW).exception(0), ShuttingDown)
+    dispatch.stop()
+
+
+def test_a_callback_may_stop_the_dispatch(dispatch, engine, model):
+    stopped = threading.Event()
+
+    def stop(_):
+        dispatch.stop()
+        stopped.set()
+
+    model.predict(ROW).add_done_callback(stop)
+    expire(engine)
+    assert stopped.wait(20)
+
+
+def test_a_loop_that_was_closed_makes_room(model, engine):
+    async def one():
+        future = model.predict(ROW)
+        waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(asyncio.gather(future, return_exceptions=True)), 20))
+        await asyncio.sleep(0)
+        expire(engine)
+        return await waiting
+
+    for _ in range(40):
+        assert isinstance(asyncio.run(one())[0], NoReplica)

@@ -1,0 +1,111 @@
+"""From what the tasks came to, to one Answer."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from clipper.errors import ForkedProcess, UnknownModel
+from clipper.selection import policy_named
+from clipper.serving.processor import Asked, Question, finish, last_line, predict, why
+from clipper.types import VersionedModel
+from clipper_core.status import Status
+
+A, B = VersionedModel("a", 1), VersionedModel("b", 2)
+
+
+@dataclass
+class Ended:
+    """What finish() reads of a future, task by task: (status, output, confidence, detail)."""
+
+    extra: Asked
+    tasks: list = field(default_factory=list)
+    latency_us: int = 1234
+    id: int = 255
+
+    def status(self, i=0):
+        return self.tasks[i][0]
+
+    def output(self, i=0):
+        return self.tasks[i][1]
+
+    def confidence(self, i=0):
+        return self.tasks[i][2]
+
+    def detail(self, i=0):
+        return self.tasks[i][3]
+
+
+def question(*models, policy="ensemble", **fields):
+    chosen = policy_named(policy)
+    return Question("app", models, {}, chosen, chosen.init(models), 1000, **{"default": "none", "node": "n0", **fields})
+
+
+def ended(asked, *tasks):
+    full = [(status, *rest, *(None, None, "")[len(rest) :]) for status, *rest in tasks]
+    return finish(Ended(Asked(asked, asked.models), full))
+
+
+def test_one_prediction():
+    answer = ended(question(A), (Status.OK, 7, 0.5))
+    assert (answer.output, answer.confidence, answer.is_default, answer.reason) == (7, 0.5, False, "")
+    assert (answer.models, answer.missing, answer.latency_us, answer.id) == ((A,), (), 1234, "n0-ff")
+
+
+def test_one_is_missing():
+    answer = ended(question(A, B), (Status.OK, 7), (Status.DEADLINE,))
+    assert (answer.output, answer.is_default, answer.models, answer.missing) == (7, False, (A,), (B,))
+    assert answer.confidence == 0.5
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s not in (Status.OK, Status.PENDING, Status.FORKED)])
+def test_nobody_was_heard(status):
+    answer = ended(question(A), (status, None, None, "Traceback\n  x\nValueError: boom"))
+    assert (answer.output, answer.is_default, answer.models, answer.missing) == ("none", True, (), (A,))
+    assert answer.reason == why(status, A, "ValueError: boom")
+    assert "\n" not in answer.reason
+
+
+def test_every_way_to_end_has_its_words():
+    told = {status: why(status, A, "E: x") for status in Status if status not in (Status.OK, Status.PENDING)}
+    assert len(set(told.values())) == len(told)
+    assert why(Status.NO_REPLICA, A, "") == "no container of a:1 is connected"
+    assert why(Status.MODEL_ERROR, A, "") == "a:1 failed: no reason given"
+
+
+def test_reasons_are_told_once_each():
+    answer = ended(question(A, B), (Status.CLOSED,), (Status.CLOSED,))
+    assert answer.reason == "the server is shutting down"
+    answer = ended(question(A, B), (Status.FULL,), (Status.NO_REPLICA,))
+    assert answer.reason == "the queue of a:1 is full; no container of b:2 is connected"
+
+
+@pytest.mark.parametrize("output", [float("nan"), float("inf"), np.array([1.0, np.nan])])
+def test_an_output_that_is_no_number(output):
+    answer = ended(question(A), (Status.OK, output))
+    assert (answer.output, answer.is_default) == ("none", True)
+    assert answer.reason == "the output of a:1 is not a finite value"
+
+
+def test_not_sure_enough():
+    asked = question(A, confidence_min=0.6)
+    assert ended(asked, (Status.OK, 1, 0.6)).output == 1
+    unsure = ended(asked, (Status.OK, 1, 0.59))
+    assert (unsure.output, unsure.is_default, unsure.models) == ("none", True, (A,))
+    assert unsure.reason == "confidence 0.59 is below the application's 0.60"
+
+
+def test_in_a_fork_it_raises():
+    with pytest.raises(ForkedProcess, match=r"'app'.*clipper\.start"):
+        ended(question(A, B), (Status.FORKED,), (Status.FORKED,))
+
+
+def test_nothing_is_linked():
+    with pytest.raises(UnknownModel, match=r"application 'app' links no model\. Link one: server\.app\('app'"):
+        predict(question(), 1.0, None, 1000, 0)
+
+
+def test_the_last_line_is_the_error_itself():
+    assert last_line("Traceback\n  File x\nKeyError: 'a'\n\n") == "KeyError: 'a'"
+    assert len(last_line("x" * 10_000)) == 500
+    assert last_line("") == "no reason given"

@@ -1,0 +1,90 @@
+"""The folder of one server: made, locked, let go."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from clipper.errors import AlreadyExists, ConfigError
+from clipper.state_dir import StateDir
+
+
+@pytest.mark.parametrize("state", ["", "memory", "memory://"])
+def test_nothing_is_kept_without_a_state(state):
+    place = StateDir(state)
+    assert place.models == place.run / "models"
+    assert place.run.stat().st_mode & 0o777 == 0o700
+    place.close()
+    assert not place.run.exists()
+
+
+@pytest.mark.parametrize("state", ["{}/a/b", "sqlite:{}/a/b/catalog.db", "sqlite://{}/a/b/catalog.db"])
+def test_models_are_kept_in_the_folder(tmp_path, state):
+    place = StateDir(state.format(tmp_path))
+    assert place.models == tmp_path / "a" / "b" / "models"
+    assert (tmp_path / "a" / "b" / "lock").read_text() == f"{os.getpid()}\n"
+    assert tmp_path not in place.run.parents
+    place.close()
+    assert not place.run.exists()
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_relative_folder_does_not_move_with_the_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = StateDir("here")
+    assert place.models == tmp_path / "here" / "models"
+    place.close()
+
+
+def test_one_server_a_folder(tmp_path):
+    first = StateDir(str(tmp_path))
+    with pytest.raises(AlreadyExists, match=f"{tmp_path} is in use by process {os.getpid()}. Stop it"):
+        StateDir(f"sqlite:{tmp_path}/catalog.db")
+    first.close()
+    first.close()
+    StateDir(str(tmp_path)).close()
+
+
+def test_a_refused_folder_leaves_no_other_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    first = StateDir(str(tmp_path / "state"))
+    with pytest.raises(AlreadyExists):
+        StateDir(str(tmp_path / "state"))
+    assert list((tmp_path / "temporary").iterdir()) == [first.run]
+    first.close()
+
+
+def test_a_killed_server_holds_nothing(tmp_path):
+    code = f"import os; from clipper.state_dir import StateDir; s = StateDir({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    StateDir(str(tmp_path)).close()
+
+
+def test_a_fork_that_lives_on_does_not_hold_it(tmp_path):
+    place = StateDir(str(tmp_path))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent is done
+        os._exit(0)
+    os.close(read)
+    place.close()
+    StateDir(str(tmp_path)).close()
+    os.close(write)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("state", ["{}/file", "{}/file/below", "sqlite:{}/file/x.db"])
+def test_a_folder_that_cannot_be(tmp_path, state):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="cannot use the state folder .*file.*Choose another with state="):
+        StateDir(state.format(tmp_path))
+
+
+def test_a_lock_that_cannot_be_made(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(ConfigError, match="Is a directory"):
+        StateDir(str(tmp_path))
