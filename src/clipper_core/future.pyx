@@ -11,6 +11,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+import logging
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 
@@ -515,9 +516,12 @@ cdef class Future:
         return self.result(0)
 
     def add_done_callback(self, fn):
-        """Call `fn(future)` once done: at once if it is, else from the callback thread."""
+        """Call `fn(future)` once done: at once if it is, else from the callback thread. What it raises is logged."""
         if self.is_done():
-            fn(self)
+            try:
+                fn(self)
+            except Exception:       # as it would be on the callback thread: which of the two it is, is chance
+                logging.getLogger("clipper").exception("a done-callback of %r raised", self)
         elif self.delivery.on_callback is None:
             raise RuntimeError("this engine has no callback thread; use clipper.start()")
         else:

@@ -4,8 +4,8 @@ A step is: commands from Python; rows from submitters; deadlines; then, for ever
 free replicas; then one wake-up for all that ended. It never allocates per query and never asks for the GIL.
 
 Which replica. Replicas of a model share its lanes and pull from them when free, so a slow one takes less. An idle replica always
-goes first; a second batch goes behind one in flight when it is full, or a fair part of that one, so that the container need not
-wait between batches and pipelining does not make them small.
+goes first; a second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost, so that the
+container need not wait between batches and pipelining does not make them small.
 
 Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next. Before a batch is cut, rows at
 the head that cannot finish by their deadline in a batch of that size are shed (docs/design.md, "Early drop").
@@ -13,7 +13,7 @@ the head that cannot finish by their deadline in a batch of that size are shed (
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_must_shed, batcher_size
+from clipper_core.batcher cimport Batcher, batcher_hold_until, batcher_init, batcher_must_shed, batcher_size
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.future cimport delivery_flush
 from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
@@ -28,6 +28,7 @@ from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
 cdef enum:
+    HELLO_BYTES_MAX = 65536     # of a HELLO; what is not attached may not ask for more
     CHORES_US = 25000           # overdue batches, heartbeats, silence
     RECENT_US = 1000000         # a lane used within this time still limits the batch's latency budget
     SECOND_ROWS_MIN = 64
@@ -65,6 +66,7 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     if slot.link == NULL:
         e.free_slots.push_back(i)
         return 0
+    slot.link.limits.payload_bytes_max = min(e.limits.payload_bytes_max, <u64> HELLO_BYTES_MAX)    # until it is attached
     slot.conn = ((slot.conn & <u32> 0xFFFF0000) + 0x10000) | i
     slot.link.fd = fd
     slot.replica = NULL
@@ -226,6 +228,7 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     cdef ModelState* model = e.models[command.model]
     if slot.replica != NULL:
         return
+    slot.link.limits = e.limits
     slot.link.checked = command.checked
     slot.replica = replica_new(slot.link, &model.tally, command.number)
     if slot.replica == NULL:
@@ -323,8 +326,12 @@ cdef LinkState* _free_replica(EngineState* e, ModelState* model, u64 waiting) no
 
 
 cdef bint _worth_a_second(Replica* r, u64 waiting) noexcept nogil:
-    """Full, or a fair part of the one in flight and not tiny: then the container need never wait for us between batches."""
-    return waiting >= min(batcher_size(&r.batcher, 0xFFFFFFFF), max(r.flight[0].n / 4, <u32> SECOND_ROWS_MIN))
+    """Full; or so large that its rows cost more than the batch as such, and waiting for company would gain little. Then the
+    container need not wait for us between batches, and pipelining does not make them small."""
+    cdef Batcher* b = &r.batcher
+    if waiting >= batcher_size(b, 0xFFFFFFFF):
+        return True
+    return b.fit_b > 0 and waiting >= SECOND_ROWS_MIN and b.fit_b * waiting >= b.fit_a
 
 
 cdef bint _too_late(Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil:
@@ -338,8 +345,9 @@ cdef bint _another_can(EngineState* e, ModelState* model, Replica* r, u64 waitin
     cdef LinkState* slot
     for i in range(model.replicas.size() if model.replicas.size() > 1 else 0):
         slot = engine_slot(e, model.replicas[0][i])
-        if slot.replica != r and _takes_rows(slot) and not _too_late(slot.replica, batcher_size(&slot.replica.batcher, <u32> waiting),
-                                                                     due_us, now_us):
+        if slot.replica == r or not _takes_rows(slot):
+            continue
+        if not _too_late(slot.replica, batcher_size(&slot.replica.batcher, <u32> waiting), due_us, now_us):
             return True
     return False
 

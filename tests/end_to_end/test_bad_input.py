@@ -1,4 +1,4 @@
-"""What a person gets wrong: each mistake has a typed error that names the thing, the cause and the next step, and harms nobody else."""
+"""Mistakes of a person: a typed error names the thing, the cause and the next step, and nobody else is harmed."""
 
 import math
 import os
@@ -79,7 +79,7 @@ def test_nan_is_refused_where_only_finite_is_let_in(deploy, bad):
     for dtype in ("f64", "f32"):
         model = deploy(total, input=f"{dtype}[4]", finite=True)
         row = np.array([0, 1, bad, 2], dtype.replace("f", "float"))
-        with pytest.raises(InvalidInput, match="NaN or an infinity.*finite=True"):
+        with pytest.raises(InvalidInput, match=r"NaN or an infinity.*finite=True"):
             model.predict(row)
         with pytest.raises(InvalidInput):
             model.predict_many(np.stack([np.zeros(4, row.dtype), row]))

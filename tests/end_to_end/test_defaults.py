@@ -164,5 +164,5 @@ def test_the_default_may_be_of_any_kind(deploy, app):
 
 
 def test_no_model_at_all(app):
-    with pytest.raises(UnknownModel, match="links no model. Link one"):
+    with pytest.raises(UnknownModel, match=r"links no model. Link one"):
         app(slo_ms=50, default="none").predict(ROW)

@@ -78,8 +78,8 @@ if sys.argv[2] == "first":
 rows = []
 while len([row for row in rows if row["state"] == "ready"]) < 2:
     rows = server.stats()["models"]["m:1"]["replicas"]
-print(json.dumps({"pids": [row["pid"] for row in rows], "answer": float(server.app("a").predict([0, 1, 2, 3], slo_ms=5000).result().output)}),
-      flush=True)
+answer = server.app("a").predict([0, 1, 2, 3], slo_ms=5000).result()
+print(json.dumps({"pids": [row["pid"] for row in rows], "answer": float(answer.output)}), flush=True)
 sys.stdin.read()
 """
 

@@ -9,6 +9,8 @@ asks too late, a deadline is missed and the run says so. To see a run again: `py
 
 import heapq
 import itertools
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,7 +65,7 @@ class Kin:
         return row
 
     def key(self, row: Any) -> int:
-        """Which k the row was made of; CHECKS that it is whole."""
+        """Which k the row was made of. It must be whole."""
         if isinstance(row, (bytes, str)):
             k = int(row.partition(":" if isinstance(row, str) else b":")[0])  # type: ignore[arg-type]
         else:
@@ -154,7 +156,7 @@ class World:
             keys = [keys]
         else:
             rows: Any = [kin.row(k) for k in keys]
-            future = model.predict_many(np.array(rows) if model.dtype is not None and kin.shape != (-1,) else rows, slo_us / 1000, salt)
+            future = model.predict_many(np.array(rows) if kin.shape and kin.shape != (-1,) else rows, slo_us / 1000, salt)
         query = Query(kin, tuple(keys), future, self.now_us + slo_us)
         self.queries.append(query)
         self.asked_us = self.now_us  # a submitter wakes the loop
@@ -205,10 +207,8 @@ class World:
         assert snapshot["queue_bytes"] == 0, f"seed {self.seed}: row memory leaked"
 
 
-FAULTS = (
-    "die_before die_half die_after hang stuck slow raise bad_rows too_few too_many wrong_dtype twice old_id future_id skip "
-    "flip_header flip_payload truncate huge goodbye".split()
-)
+FAULTS = ["die_before", "die_half", "die_after", "hang", "stuck", "slow", "raise", "bad_rows", "too_few", "too_many"]
+FAULTS += ["wrong_dtype", "twice", "old_id", "future_id", "skip", "flip_header", "flip_payload", "truncate", "huge", "goodbye"]
 FAULTS_V1 = ["die_before", "die_half", "die_after", "hang", "slow"]
 
 
@@ -447,8 +447,5 @@ class Container:
 
 def huge_frame(batch_id: int) -> bytes:
     """A sound header that declares 16 TB."""
-    import struct
-    import zlib
-
     head = struct.pack("<4sBBBBHHIQ4IQQI", b"CLPR", 2, Kind.REPLY, 12, 0, 0, 0, 1, batch_id, 0, 0, 0, 0, 1 << 44, 0, 0)
     return head + struct.pack("<I", zlib.crc32(head))

@@ -80,7 +80,7 @@ def test_a_fork_that_lives_on_does_not_hold_it(tmp_path):
 @pytest.mark.parametrize("state", ["{}/file", "{}/file/below", "sqlite:{}/file/x.db"])
 def test_a_folder_that_cannot_be(tmp_path, state):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="cannot use the state folder .*file.*Choose another with state="):
+    with pytest.raises(ConfigError, match=r"cannot use the state folder .*file.*Choose another with state="):
         StateDir(state.format(tmp_path))
 
 

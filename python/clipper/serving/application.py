@@ -23,8 +23,8 @@ class ApplicationHandle:
 
         x: one input of the application's type.  user: whose selection state applies.  slo_ms: instead of the
         application's; the answer is there by then, from the models or the default.  salt: another cache entry.
-        Raises InvalidInput (type, shape, SLO), UnknownApplication, UnknownModel when no model is linked; the future never raises for a
-        model's failure.
+        Raises InvalidInput (type, shape, SLO), UnknownApplication, and UnknownModel when no model is linked; the future
+        never raises for a model's failure.
         """
         question = self._question(self.name)
         slo_us = question.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)

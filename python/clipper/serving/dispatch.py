@@ -96,7 +96,14 @@ class Dispatch:
                 self._callbacks = _CallbackThread(self.engine)
             added = self._callbacks.mailbox.add(future, fn)
         if not added:
-            fn(future)
+            _run(fn, future)
+
+
+def _run(fn: Callable[[Future], object], future: Future) -> None:
+    try:
+        fn(future)
+    except Exception:
+        _log.exception("a done-callback of %r raised", future)
 
 
 def _resolve(mailbox: MailboxReader) -> None:
@@ -125,10 +132,7 @@ class _CallbackThread:
 
     def _deliver(self) -> None:
         for future, fn in self.mailbox.drain():
-            try:
-                fn(future)
-            except Exception:
-                _log.exception("a done-callback of %r raised", future)
+            _run(fn, future)
 
     def stop(self) -> None:
         self._stopping = True

@@ -38,5 +38,5 @@ def test_it_follows_its_record():
     handle = ApplicationHandle("a", find, 60_000)
     assert repr(handle) == "<Application a: m:1 by single, SLO 20 ms>"
     known["b"] = known.pop("a")
-    with pytest.raises(UnknownApplication, match="did you mean|Applications: b"):
+    with pytest.raises(UnknownApplication, match=r"did you mean|Applications: b"):
         handle.predict(1.0)

@@ -89,6 +89,9 @@ def test_a_callback_that_raises_is_logged(engine, model, caplog):
     expire(engine)
     wait_until(lambda: heard == [second])
     assert "ZeroDivisionError" in caplog.text
+    caplog.clear()
+    first.add_done_callback(lambda _: 1 / 0)  # done already: on this thread, and no different
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_as_completed(engine, model):

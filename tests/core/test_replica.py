@@ -1,0 +1,175 @@
+"""Replies, and what is no reply: ids out of turn, too many rows, other types, too large, too early, too late."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_core.codec import Kind, encode_frame, encode_rows
+from clipper_core.status import Status
+
+World = Any  # tests/core/conftest.py
+
+
+def in_flight(world: World, model: Any, container: Any, values: list[float], slo_ms: float = 100) -> list[Any]:
+    futures = [model.predict(value, slo_ms) for value in values]
+    world.step()
+    container.read()
+    return futures
+
+
+def reply_of(container: Any, rows: Any, **fields: Any) -> bytes:
+    return encode_rows(Kind.REPLY, rows, id=container.inbox[0][0], **fields)
+
+
+@pytest.mark.parametrize("wrong", [[], [1.0], [1.0, 2.0, 3.0]])
+def test_another_number_of_outputs(world: World, wrong: list[float]) -> None:
+    """Too few or too many is the model's error; none at all is no frame."""
+    model = world.model(cached=False)
+    container = world.container(model)
+    futures = in_flight(world, model, container, [1.0, 2.0])
+    if not wrong:
+        assert not container.send(encode_frame(Kind.REPLY, dtype=12, id=container.inbox[0][0]))
+        container.lose()
+        return
+    assert container.send(reply_of(container, np.array(wrong)))
+    assert [future.status() for future in futures] == [Status.BAD_OUTPUT] * 2
+    assert "number of outputs" in futures[0].detail()
+
+
+WRONG = {"f32": np.zeros(1, "f4"), "shape": np.zeros((1, 2)), "str": ["text"], "variable": [np.zeros(2)]}
+
+
+@pytest.mark.parametrize("rows", WRONG.values(), ids=WRONG)
+def test_other_than_declared(world: World, rows: Any) -> None:
+    model = world.model(cached=False, output="f64", output_shape=())
+    container = world.container(model)
+    (future,) = in_flight(world, model, container, [1.0])
+    assert container.send(reply_of(container, rows))
+    assert future.status() == Status.BAD_OUTPUT
+
+
+def test_an_output_too_large_ends_the_row_and_not_the_connection(new_world: Any) -> None:
+    world = new_world(output_bytes_max=64)
+    model = world.model(cached=False)
+    container = world.container(model)
+    (future,) = in_flight(world, model, container, [1.0])
+    assert container.send(reply_of(container, np.zeros((1, 9))))
+    assert future.status() == Status.TOO_LARGE
+    assert "output_bytes_max" in future.detail()
+    container.inbox.clear()
+    (future,) = in_flight(world, model, container, [2.0])
+    container.reply()
+    assert future.result() == 2.0
+
+
+def test_rows_that_failed_say_why_and_the_others_are_right(world: World) -> None:
+    model = world.model()
+    container = world.container(model)
+    futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
+    assert container.send(reply_of(container, np.array([10.0, 0.0, 30.0]), status=np.array([0, 1, 0], "u1"), text="wörse"))
+    assert futures[0].result() == 10.0
+    assert futures[2].result() == 30.0
+    assert futures[1].status() == Status.MODEL_ERROR
+    assert futures[1].detail() == "wörse"
+    assert model.cached(2.0) == (False, None), "a failure is not kept"
+
+
+def test_a_failure_ends_the_batch(world: World) -> None:
+    model = world.model()
+    container = world.container(model)
+    futures = in_flight(world, model, container, [1.0, 2.0])
+    container.fail("ZeroDivisionError")
+    assert [future.detail() for future in futures] == ["ZeroDivisionError"] * 2
+    container.inbox.clear()
+    (future,) = in_flight(world, model, container, [1.0])
+    container.reply()
+    assert future.result() == 1.0
+
+
+def test_ids(world: World) -> None:
+    """An old id is dropped; one that was never given, or not in turn, closes the connection: what it passed over would hang."""
+    model = world.model(cached=False)
+    container = world.container(model, size_max=1)
+    first, second = in_flight(world, model, container, [1.0, 2.0])
+    batch_id = container.inbox[0][0]
+    container.reply()
+    assert container.send(encode_rows(Kind.REPLY, np.array([9.0]), id=batch_id))
+    assert first.result() == 1.0
+    assert not second.done()
+    assert not container.send(encode_rows(Kind.REPLY, np.array([9.0]), id=batch_id + 2))
+    container.lose()
+    other = world.container(model, size_max=1)
+    other.reply_all()
+    assert second.result() == 2.0
+
+
+def test_an_answer_out_of_turn_closes_and_both_rows_are_tried_again(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model, size_max=1)
+    futures = in_flight(world, model, container, [1.0, 2.0])
+    assert len(container.inbox) == 2
+    assert not container.send(encode_rows(Kind.REPLY, np.array([2.0]), id=container.inbox[1][0]))
+    container.lose()
+    world.container(model).reply_all()
+    assert [future.result() for future in futures] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_an_answer_before_the_question_has_left(world: World, protocol: int) -> None:
+    """The rows are still being read by the kernel: they must not be freed by who guesses the id."""
+    model = world.model(cached=False)
+    container = world.container(model, protocol=protocol)
+    model.predict(1.0, 100)
+    world.step()
+    assert not container.send(np.zeros(1).tobytes() if protocol == 1 else encode_rows(Kind.REPLY, np.zeros(1), id=1))
+
+
+def test_a_late_answer_fills_the_cache_and_ends_who_waits(world: World) -> None:
+    model = world.model()
+    container = world.container(model)
+    (early,) = in_flight(world, model, container, [5.0], slo_ms=10)
+    world.step(9_000)
+    joined = model.predict(5.0, 90)
+    world.step(60_000)
+    assert early.status() == Status.DEADLINE
+    assert not joined.done(), "its container is overdue, and there is no other: it waits"
+    world.step()
+    container.reply()
+    assert joined.result() == 5.0
+    world.step()
+    assert container.read() == [], "nothing is evaluated again"
+    assert model.predict(5.0).result() == 5.0
+
+
+def test_who_joins_a_row_that_is_overdue_is_served_elsewhere(world: World) -> None:
+    model = world.model()
+    hung = world.container(model)
+    (early,) = in_flight(world, model, hung, [5.0], slo_ms=10)
+    world.step(9_000)
+    joined = model.predict(5.0, 90)
+    world.step()
+    other = world.container(model)
+    world.step(60_000)
+    other.reply_all()
+    assert joined.result() == 5.0
+    hung.reply()
+    assert early.status() == Status.DEADLINE
+
+
+def test_a_batch_that_cannot_leave_costs_the_connection(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model)
+    future = model.predict(1.0, 10)
+    world.step()
+    world.step(60_000)
+    assert future.status() == Status.DEADLINE
+    assert world.engine.wants_close(container.conn)
+
+
+def test_confidence_comes_with_the_output(world: World) -> None:
+    model = world.model()
+    container = world.container(model)
+    futures = in_flight(world, model, container, [1.0, 2.0])
+    assert container.send(reply_of(container, np.array([3.0, 4.0]), confidence=[0.25, 0.5]))
+    assert [(future.result(), future.confidence()) for future in futures] == [(3.0, 0.25), (4.0, 0.5)]
