@@ -42,6 +42,7 @@ from clipper_core.model import Model as CoreModel
 _log = logging.getLogger(__name__)
 _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 _DRAIN_POLL_S = 0.002
+_QUIET_S = 0.025
 _APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input")
 
 
@@ -205,9 +206,23 @@ class ClipperServer:
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
         model = self.catalog.retire_model(name, force=force)
+        self._await_quiet(model.id)
         self._containers.drain(model.id)
         self._deployer.stop(model.name, model.version)
         self._running.forget(model.id)
+
+    def _await_quiet(self, id_: VersionedModel) -> None:
+        """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread that looked the model up
+        just before it was retired is yet to ask."""
+        running = self._running.get(id_)
+        until = time.monotonic() + self.config.server.drain_s
+        quiet = time.monotonic()
+        while running and self._containers.of(id_) and quiet < until and time.monotonic() - quiet < _QUIET_S:
+            time.sleep(_DRAIN_POLL_S)
+            queued = self._engine.snapshot()["models"][running.core.index]["queued"]
+            replicas = [self._engine.replica(replica.conn) for replica in self._containers.of(id_)]
+            if queued or any(replica and replica["in_flight"] for replica in replicas):
+                quiet = time.monotonic()
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
         """The last lines a container wrote."""

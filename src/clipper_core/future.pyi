@@ -1,5 +1,5 @@
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ class Delivery:
     def answered(self) -> int: ...
     def kill(self, status: int) -> None: ...
 
+@final
 class Future:
     extra: Any
     def done(self) -> bool: ...

@@ -45,7 +45,7 @@ cdef struct Task:
 
 cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but refused and hits
     atomic[u64] ended[17]   # in the loop, by Status
-    atomic[u64] refused[17] # at submit, by Status
+    atomic[u64] refused[17]  # at submit, by Status
     atomic[u64] hits        # answered by the cache at submit
     atomic[u64] joined      # answered by another's evaluation
     atomic[u64] evaluated   # rows that a container answered

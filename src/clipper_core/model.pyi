@@ -1,12 +1,14 @@
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clipper_core.dtype import NAMES as NAMES
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 
+@final
 class Model:
     engine: Engine
     name: str

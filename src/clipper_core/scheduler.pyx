@@ -28,7 +28,7 @@ from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
 cdef enum:
-    HELLO_BYTES_MAX = 65536     # of a HELLO; what is not attached may not ask for more
+    HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64 KiB with a reason
     CHORES_US = 25000           # overdue batches, heartbeats, silence
     RECENT_US = 1000000         # a lane used within this time still limits the batch's latency budget
     SECOND_ROWS_MIN = 64

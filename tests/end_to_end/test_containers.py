@@ -113,7 +113,7 @@ def test_a_container_comes_back_to_a_new_server_at_the_same_address(tmp_path):
         ({"version": "new"}, "HELLO cannot be read"),
         ({"input": "f64[[3]]"}, "bad input type"),
         ({"output": "image"}, "bad input type"),
-        ({"replica": "x" * 70_000}, "HELLO cannot be read"),
+        ({"replica": "x" * 60_000}, "HELLO cannot be read"),
     ],
 )
 def test_a_hello_that_is_refused(server, memory, fields, why):

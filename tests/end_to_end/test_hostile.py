@@ -93,6 +93,7 @@ HEADERS = {
     "oversized": lambda: header(payload_bytes=2**62),
     "oversized by wrap": lambda: header(payload_bytes=2**64 - 64),
     "a payload that never comes": lambda: header(payload_bytes=10_000) + b"x" * 500,
+    "a HELLO of 70 kB": lambda: header(payload_bytes=70_000) + bytes(70_000),
     "huge rows": lambda: header(kind=wire.Kind.REPLY, dtype=12, rows=2**32 - 1, payload_bytes=8) + bytes(8),
     "huge dims": lambda: header(kind=wire.Kind.REPLY, dtype=12, rank=4, dims=(2**32 - 1,) * 4, rows=1, payload_bytes=8)
     + bytes(8),

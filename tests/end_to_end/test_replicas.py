@@ -319,7 +319,7 @@ def test_a_rolling_upgrade_under_load_fails_nobody(deploy, server):
 
     def ask():
         while not stop.is_set():
-            answer = handle.predict(ROW).result(20)
+            answer = handle.predict(ROW).result(40)
             if answer.output != 6.0:
                 wrong.append(answer)
 

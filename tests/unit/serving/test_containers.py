@@ -90,7 +90,7 @@ def test_a_container_is_welcomed_attached_and_gone(node):
         ({"output": "str"}, "'m:1' is registered with output f64, this container gives str"),
         ({"input": "?"}, "bad input type"),
         ({"protocol": 1, "input": "any"}, "protocol 1 must state an input type"),
-        ({"sdk": "x" * 70_000}, "cannot be read: it has 70"),
+        ({"replica": "x" * 60_000}, "cannot be read"),
     ],
 )
 def test_a_container_is_refused_with_the_reason(node, fields, why):
