@@ -171,7 +171,9 @@ def test_many_deaths_under_load(deploy, server):
         for i in range(3):
             wait_until(lambda: len(pids(server, model)) == 3)
             load.more(40)
-            os.kill(pids(server, model)[i], signal.SIGKILL)
+            victim = pids(server, model)[i]
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda victim=victim: victim not in pids(server, model))
         load.more(40)
     assert [error for error in load.failed if not isinstance(error, clipper.errors.ReplicaLost)] == []
     assert len(load.failed) < 0.05 * load.asked  # only who was on two that died
