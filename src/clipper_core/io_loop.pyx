@@ -2,7 +2,7 @@
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
 from libc.stdlib cimport free
 from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
-from posix.unistd cimport close
+from posix.unistd cimport close, usleep
 
 from clipper_core.link cimport Link, link_room, link_sent, link_unsent
 from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
@@ -127,6 +127,8 @@ cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
     fd = accept4(s.listeners[which], NULL, NULL, SOCK_CLOEXEC)
     if fd >= 0:
         close(fd)
+    else:
+        usleep(1000)            # not even the spare one helped: do not spin until somebody else lets go
     s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
 
 

@@ -471,14 +471,18 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef u64 nbytes = 0
     cdef Block* block
     cdef Future future
-    cdef list _keep = [(<Model> m)._row(x, &row, &nbytes) for m in models]
+    cdef vector[const void*] rows
+    cdef vector[u64] sizes
+    cdef list _keep = []
     if n == 1:
         return model._predict(x, slo, salt, finish, extra)
+    for i in range(n):                          # every row is checked before the first is submitted
+        _keep.append((<Model> models[i])._row(x, &row, &nbytes))
+        rows.push_back(row)
+        sizes.push_back(nbytes)
     if not slots_claim(model.engine.state.delivery, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.delivery, block, slot, n, finish, extra)
     for i in range(n):
-        model = models[i]
-        _keep.append(model._row(x, &row, &nbytes))
-        model._submit(row, nbytes, salt, slo, 0, block, slot + i)
+        (<Model> models[i])._submit(rows[i], sizes[i], salt, slo, 0, block, slot + i)
     return future

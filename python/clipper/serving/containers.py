@@ -91,6 +91,7 @@ class Containers:
         self._replicas: dict[int, Replica] = {}
         self._arrival = threading.Condition()
         self._stopping = False
+        self._turned_away = 0
         self.leaving = False  # the server closes: that containers go is no news to warn of
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
@@ -151,7 +152,13 @@ class Containers:
         elif kind is Notice.GONE:
             self._gone(conn, status)
         elif kind is Notice.TURNED_AWAY:
-            _log.warning("a container was turned away: limits.connections_max is reached")
+            self._count_turned_away()
+
+    def _count_turned_away(self) -> None:
+        """Told at the first, the second, the fourth, ...: a flood must not fill the log."""
+        self._turned_away += 1
+        if self._turned_away & (self._turned_away - 1) == 0:
+            _log.warning("limits.connections_max is reached: %d containers turned away so far", self._turned_away)
 
     def _greet(self, conn: int, data: bytes) -> None:
         try:
