@@ -44,7 +44,11 @@ def serving(server):
 def dial(server):
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stranger.settimeout(8)  # less than a stranger has for its HELLO
-    stranger.connect(server.address.removeprefix("unix:"))
+    try:
+        stranger.connect(server.address.removeprefix("unix:"))
+    except OSError:  # the backlog is full, for one
+        stranger.close()
+        raise
     return stranger
 
 
