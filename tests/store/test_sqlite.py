@@ -1,11 +1,14 @@
 """What only a file can do: outlive its process, be shared, be damaged, and run out of room."""
 
+import contextlib
 import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -279,15 +282,30 @@ def test_a_path_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
         assert caught.value.hint
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_a_typed_error(tmp_path: Path) -> None:
-    filled(tmp_path / "state.db", 1)
-    tmp_path.chmod(0o500)
+@contextlib.contextmanager
+def without_privilege() -> Iterator[None]:
+    """Root may write everywhere, so for a moment this process is nobody."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
     try:
-        with pytest.raises(StoreError, match=r"may not be written|cannot be opened"), SqliteStore(tmp_path / "x.db"):
-            pass
+        yield
     finally:
-        tmp_path.chmod(0o700)
+        os.seteuid(was)
+
+
+def test_a_read_only_folder_is_a_typed_error() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to nobody altogether
+        folder = Path(name)
+        filled(folder / "state.db", 1)
+        folder.chmod(0o555)
+        try:
+            with without_privilege(), pytest.raises(StoreError, match=r"may not be written|cannot be opened") as caught:
+                SqliteStore(folder / "x.db").close()
+            assert caught.value.hint
+            assert [path.name for path in folder.glob("x.db*")] == []
+        finally:
+            folder.chmod(0o755)
 
 
 def test_a_file_that_may_not_be_written_is_a_typed_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ class Scored:
     confidence: Any
 
 
-class Model:
+class Model(ABC):
     """A model: subclass it and write `predict_batch`.
 
     input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows differ in length), "str", "bytes", or "any".
@@ -31,9 +32,10 @@ class Model:
     output: str = "any"
     batch_max: int = 0
 
-    def load(self) -> None:
+    def load(self) -> None:  # noqa: B027  # a hook: most models need none
         """Called once, in the model's own process, before the first batch. Open files, sockets and devices here."""
 
+    @abstractmethod
     def predict_batch(self, inputs: Any) -> Any:
         """Return one output for each row of `inputs`, in the same order.
 
@@ -42,7 +44,6 @@ class Model:
         Returns: an ndarray (n, ...), or a list of n numbers, strs, bytes or arrays; or `Scored` around either.
         Raises: whatever it likes; the batch fails with that traceback, and the process lives on.
         """
-        raise NotImplementedError("write predict_batch(self, inputs) in your Model")
 
 
 class FunctionModel(Model):
