@@ -252,6 +252,9 @@ def test_a_model_that_raises_while_it_loads(server, names):
         def load(self):
             raise FileNotFoundError("weights.bin")
 
+        def predict_batch(self, inputs):
+            return inputs[:, 0]
+
     with pytest.raises(DeployFailed, match=r"(?s)failed to load.*weights\.bin"):
         server.deploy(next(names), Broken())
 
@@ -265,6 +268,9 @@ def test_a_container_that_is_too_slow_to_load(names):
     class Slow(clipper_container_model()):
         def load(self):
             time.sleep(60)
+
+        def predict_batch(self, inputs):
+            return inputs[:, 0]
 
     with (
         clipper.start(load_s=0.5) as server,
