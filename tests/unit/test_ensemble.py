@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.selection import Combined, Ensemble, Prediction
+from clipper.selection import Combined, Ensemble, Prediction, Query
 from clipper.types import VersionedModel
 
 MODELS = [VersionedModel(f"m{i}", 1) for i in range(8)]
@@ -31,10 +31,10 @@ def combine(outputs: Sequence[object], missing: int = 0, confidences: Sequence[f
 def test_everybody_is_asked_in_an_order_of_its_own() -> None:
     for candidates in itertools.permutations(MODELS[:4]):
         state = POLICY.init(candidates)
-        assert POLICY.select(state, "u", candidates) == POLICY.rank_models_desc(state, "u") == tuple(MODELS[:4])
-    assert POLICY.select((), None, []) == ()
+        assert POLICY.select(state, Query("u"), candidates).models == POLICY.rank_models_desc(state, "u") == tuple(MODELS[:4])
+    assert POLICY.select((), Query(), []).models == ()
     twice = [VersionedModel("m", None), VersionedModel("m", 2), VersionedModel("m", 2)]
-    assert POLICY.select((), None, twice) == tuple(twice[:2])
+    assert POLICY.select((), Query(), twice).models == tuple(twice[:2])
 
 
 labels = st.one_of(st.integers(0, 3), st.sampled_from(["a", "b", ""]), st.sampled_from([b"x", b""]), st.booleans())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import InvalidInput
-from clipper.selection import POLICIES, Fixed, Prediction, policy_named
+from clipper.selection import POLICIES, Fixed, Prediction, Query, policy_named
 from clipper.types import InputType, VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
@@ -17,10 +17,10 @@ def test_the_first_linked_candidate_is_asked() -> None:
     state = POLICY.init([B, A])
     assert POLICY.rank_models_desc(state, None) == (B, A)
     for candidates in itertools.permutations([A, B, C]):
-        assert POLICY.select(state, "u", candidates) == (B,)
-    assert POLICY.select(state, None, [C, A]) == (A,)
-    assert POLICY.select(state, None, [C]) == (C,), "candidates of the request's own"
-    assert POLICY.select(state, None, []) == ()
+        assert POLICY.select(state, Query("u"), candidates).models == (B,)
+    assert POLICY.select(state, Query(), [C, A]).models == (A,)
+    assert POLICY.select(state, Query(), [C]).models == (C,), "candidates of the request's own"
+    assert POLICY.select(state, Query(), []).models == ()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.fixed import Fixed
-from clipper.selection.policy import Combined, Policy, Prediction
+from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Fixed(), Ensemble())}
 
@@ -16,4 +16,17 @@ def policy_named(name: str) -> Policy:
     return POLICIES[name]
 
 
-__all__ = ["POLICIES", "Combined", "Ensemble", "Fixed", "Policy", "Prediction", "policy_named"]
+__all__ = [
+    "POLICIES",
+    "Combined",
+    "Ensemble",
+    "Fixed",
+    "Observation",
+    "Plan",
+    "Policy",
+    "Prediction",
+    "Predictions",
+    "Query",
+    "Truth",
+    "policy_named",
+]

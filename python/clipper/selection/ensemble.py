@@ -19,28 +19,25 @@ from typing import Any
 
 import numpy as np
 
-from clipper.selection.policy import NOTHING, Combined, Prediction, State, is_usable, sound_confidence
-from clipper.types import InputType, VersionedModel
+from clipper.selection.policy import NOTHING, Combined, Plan, Prediction, Predictions, Query, is_usable, sound_confidence
+from clipper.selection.unlearned import Models, Unlearned
+from clipper.types import VersionedModel
 
 Votes = dict[VersionedModel, Prediction]
 
 
-class Ensemble:
+class Ensemble(Unlearned):
     """State: the linked models, sorted. Threads: any."""
 
     name = "ensemble"
 
-    def init(self, models: Sequence[VersionedModel]) -> State:
+    def init(self, models: Sequence[VersionedModel], prior: Models | None = None) -> Models:
         return _in_order(models)
 
-    def select(
-        self, state: State, user: str | None, candidates: Sequence[VersionedModel]
-    ) -> tuple[VersionedModel, ...]:
-        return _in_order(candidates)
+    def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        return Plan(_in_order(candidates))
 
-    def combine(
-        self, state: State, arrived: Mapping[VersionedModel, Prediction], missing: Sequence[VersionedModel]
-    ) -> Combined:
+    def combine(self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
         votes = {model: arrived[model] for model in _in_order(arrived) if is_usable(arrived[model].output)}
         asked = len({*arrived, *missing})
         if not votes:
@@ -50,13 +47,6 @@ class Ensemble:
             return Combined(only.output, sound_confidence(only.confidence), (model,))
         kind, chosen = _largest_group(votes)
         return _vote(chosen, asked) if kind == "label" else _mean(chosen, asked, kind)
-
-    def accepts_input_type(self, input: InputType) -> bool:
-        return True
-
-    def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
-        return tuple(state)
-
 
 def _in_order(models: Sequence[VersionedModel] | Mapping[VersionedModel, Any]) -> tuple[VersionedModel, ...]:
     return tuple(sorted(set(models), key=lambda model: (model.name, model.version or 0)))

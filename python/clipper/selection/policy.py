@@ -1,7 +1,8 @@
-"""What a selection policy is: which models to ask, and what to make of their predictions.
+"""What a selection policy is: which models to ask, when to answer, what to make of their predictions, what to learn.
 
-Policies are stateless and pure: state in, state out; no I/O, no clock, no randomness but what is given. One object
-serves all applications and threads.
+Policies are stateless and pure: state in, state out; no I/O, no clock, no randomness but the number a query brings. One
+object serves all applications and threads, and the same observations in the same order always give the same state.
+Source: the paper, section 5; the design document, "Selection policies".
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 
 from clipper.types import InputType, VersionedModel
 
-State = Any  # a policy's own; whoever keeps it never looks inside
+State = Any  # a policy's own; whoever keeps it never looks inside, and no policy changes one that it was given
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
@@ -21,6 +22,39 @@ class Prediction(msgspec.Struct, frozen=True, eq=False):
 
     output: Any
     confidence: float | None = None
+
+
+Predictions = Mapping[VersionedModel, Prediction]
+
+
+class Query(msgspec.Struct, frozen=True, eq=False):
+    """What a policy may know of a query before it is asked.
+
+    user: whose state it is, for policies that care.  uniform: in [0, 1), drawn from the query's id: all the chance there
+    is, so that a replay selects alike.  features: f64[d], d up to 32, for contextual policies.
+    """
+
+    user: str | None = None
+    uniform: float = 0.0
+    features: "np.ndarray[Any, Any] | None" = None
+
+
+class Plan(msgspec.Struct, frozen=True, eq=False):
+    """Whom a query asks; kept with the query, because feedback may come long after the state has moved on.
+
+    models: asked at once, best first.  probabilities: of each having been chosen, alike; () when all were for certain.
+    observers: asked too, never answered from and never waited for (shadow, canary, decoy).
+    """
+
+    models: tuple[VersionedModel, ...]
+    probabilities: tuple[float, ...] = ()
+    observers: tuple[VersionedModel, ...] = ()
+
+    def probability(self, model: VersionedModel) -> float:
+        """Of `model` having been chosen; 0 when it was not asked."""
+        if model not in self.models:
+            return 0.0
+        return self.probabilities[self.models.index(model)] if self.probabilities else 1.0
 
 
 class Combined(msgspec.Struct, frozen=True, eq=False):
@@ -35,26 +69,69 @@ class Combined(msgspec.Struct, frozen=True, eq=False):
 NOTHING = Combined(None, 0.0, ())
 
 
+class Truth(msgspec.Struct, frozen=True, eq=False):
+    """What feedback says of a query: the right output (`label`), or how good the answer was (`score`, 0 to 1; right is 1,
+    wrong is 0) when nobody knows the right one. `known` tells which."""
+
+    label: Any = None
+    score: float | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.score is None
+
+
+class Observation(msgspec.Struct, frozen=True, eq=False):
+    """A query whose truth has come. predictions: of all models heard, observers and late ones too.  answer: the output
+    that was returned, when `truth` is a score of it.  weight: of this observation, 1 for one feedback."""
+
+    plan: Plan
+    predictions: Predictions
+    truth: Truth
+    answer: Any = None
+    weight: float = 1.0
+
+
 class Policy(Protocol):
     """Threads: any."""
 
     name: str
+    schema: int  # of the encoded state; a state of another is refused, never guessed at
 
-    def init(self, models: Sequence[VersionedModel]) -> State:
-        """The state before any feedback, for an application that links `models`, in that order."""
+    def init(self, models: Sequence[VersionedModel], prior: State | None = None) -> State:
+        """The state before any feedback of its own, for an application that links `models`, in that order. prior: the
+        state of the same models that all users share; what it knows counts as little evidence."""
         ...
 
-    def select(
-        self, state: State, user: str | None, candidates: Sequence[VersionedModel]
-    ) -> tuple[VersionedModel, ...]:
-        """The models to ask, best first; some of `candidates`, and empty only if they are."""
+    def select(self, state: State, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        """The models to ask, best first; some of `candidates`, and none only if there are none."""
         ...
 
-    def combine(
-        self, state: State, arrived: Mapping[VersionedModel, Prediction], missing: Sequence[VersionedModel]
-    ) -> Combined:
+    def combine(self, state: State, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
         """The answer from the predictions that arrived, when those of `missing` did not. Order never matters.
         An output that is NaN or infinite, or holds one, counts as missing."""
+        ...
+
+    def observe(self, state: State, observation: Observation) -> State:
+        """What is known after this observation. One that teaches nothing returns `state` itself."""
+        ...
+
+    def add_model(self, state: State, model: VersionedModel) -> State: ...
+
+    def remove_model(self, state: State, model: VersionedModel) -> State: ...
+
+    def update_model_version(self, state: State, old: VersionedModel, new: VersionedModel) -> State:
+        """`new` takes the place of `old`: its standing stays, with less evidence behind it."""
+        ...
+
+    def merge(self, base: State, mine: State, theirs: State) -> State:
+        """Two servers learned from `base` apart: a state that has learned from both."""
+        ...
+
+    def encode(self, state: State) -> bytes: ...
+
+    def decode(self, data: bytes) -> State:
+        """Raises ValueError for bytes that `encode` did not write."""
         ...
 
     def accepts_input_type(self, input: InputType) -> bool: ...
@@ -62,6 +139,46 @@ class Policy(Protocol):
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
         """The state's models, best first."""
         ...
+
+
+def losses(observation: Observation) -> dict[VersionedModel, float]:
+    """Loss in [0, 1] of each model whose loss the observation tells. A label tells of all that were heard; a score tells
+    of those that said what was answered, and of the others only if the answer was surely right."""
+    truth, told = observation.truth, {}
+    for model, prediction in observation.predictions.items():
+        if not is_usable(prediction.output):
+            continue
+        if truth.known:
+            told[model] = loss(prediction.output, truth.label)
+        elif agrees(prediction.output, observation.answer):
+            told[model] = 1.0 - float(truth.score or 0.0)
+        elif truth.score == 1.0:
+            told[model] = 1.0
+    return told
+
+
+def loss(output: Any, label: Any) -> float:
+    """0 for right, 1 for wrong; between numbers |output - label| / (|output - label| + |label|), or of norms for arrays:
+    0 to 1 and the same in any unit."""
+    if not is_number(output) or not is_number(label):
+        return 0.0 if agrees(output, label) else 1.0
+    away = np.asarray(output, np.float64) - np.asarray(label, np.float64)
+    distance, size = float(np.linalg.norm(away)), float(np.linalg.norm(np.asarray(label, np.float64)))
+    return 0.0 if distance == 0.0 else distance / (distance + size)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is averaged rather than voted on: a float, or an array of numbers."""
+    return isinstance(value, float | np.floating) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
+
+
+def agrees(one: object, other: object) -> bool:
+    """Whether two outputs are the same answer. True is not 1."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))  # type: ignore[arg-type]  # whatever it is, numpy tells
+    if isinstance(one, bool | np.bool_) != isinstance(other, bool | np.bool_):
+        return False
+    return bool(one == other)
 
 
 def is_usable(output: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from clipper.errors import ForkedProcess, UnknownModel
-from clipper.selection import Policy, Prediction
+from clipper.selection import Plan, Policy, Prediction, Query
 from clipper.serving.dispatch import FORK_HINT
 from clipper.types import Answer, VersionedModel
 from clipper_core.future import Future
@@ -36,23 +36,25 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     node: str = ""
 
 
+NOBODY = Query()
+
+
 class Asked(msgspec.Struct, frozen=True, eq=False):
     """What a query remembers until its answer: `Future.extra`."""
 
     question: Question
-    selected: tuple[VersionedModel, ...]
+    plan: Plan
 
 
 def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
     """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
     UnknownModel when nothing is linked."""
-    selected = question.policy.select(question.state, user, question.models)
-    if not selected:
+    plan = question.policy.select(question.state, Query(user) if user else NOBODY, question.models)
+    if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
         raise UnknownModel(f"application {question.name!r} links no model.", hint=hint)
-    asked = Asked(question, selected)
     cores = question.cores
-    return predict_all(tuple(cores[model] for model in selected), x, slo_us, salt, finish, asked)
+    return predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, Asked(question, plan))
 
 
 def finish(future: Future) -> Answer:
@@ -61,7 +63,7 @@ def finish(future: Future) -> Answer:
     question = asked.question
     arrived: dict[VersionedModel, Prediction] = {}
     missing: list[VersionedModel] = []
-    for i, model in enumerate(asked.selected):
+    for i, model in enumerate(asked.plan.models):
         if future.status(i) is Status.OK:
             arrived[model] = Prediction(future.output(i), future.confidence(i))
         else:
@@ -89,7 +91,7 @@ def finish(future: Future) -> Answer:
 def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Prediction]) -> str:
     if arrived:
         return f"the output of {', '.join(map(str, arrived))} is not a finite value"
-    whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.selected)]
+    whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
     return "; ".join(dict.fromkeys(whys))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import ForkedProcess, UnknownModel
-from clipper.selection import policy_named
+from clipper.selection import Plan, policy_named
 from clipper.serving.processor import Asked, Question, finish, last_line, predict, why
 from clipper.types import VersionedModel
 from clipper_core.status import Status
@@ -43,7 +43,7 @@ def question(*models, policy="ensemble", **fields):
 
 def ended(asked, *tasks):
     full = [(status, *rest, *(None, None, "")[len(rest) :]) for status, *rest in tasks]
-    return finish(Ended(Asked(asked, asked.models), full))
+    return finish(Ended(Asked(asked, Plan(asked.models)), full))
 
 
 def test_one_prediction():

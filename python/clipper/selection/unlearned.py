@@ -1,0 +1,49 @@
+"""The half of a policy that learns nothing: its state is the tuple of its models, in their order."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from clipper.selection.policy import Observation
+from clipper.types import InputType, VersionedModel
+
+Models = tuple[VersionedModel, ...]
+
+
+class Unlearned:
+    """Threads: any. For policies whose weights are fixed."""
+
+    schema = 1
+
+    def init(self, models: Sequence[VersionedModel], prior: Models | None = None) -> Models:
+        return tuple(models)
+
+    def observe(self, state: Models, observation: Observation) -> Models:
+        return state
+
+    def add_model(self, state: Models, model: VersionedModel) -> Models:
+        return state if model in state else (*state, model)
+
+    def remove_model(self, state: Models, model: VersionedModel) -> Models:
+        return tuple(other for other in state if other != model)
+
+    def update_model_version(self, state: Models, old: VersionedModel, new: VersionedModel) -> Models:
+        return tuple(new if model == old else model for model in state)
+
+    def merge(self, base: Models, mine: Models, theirs: Models) -> Models:
+        return tuple(dict.fromkeys((*mine, *theirs)))
+
+    def encode(self, state: Models) -> bytes:
+        return msgspec.msgpack.encode(state)
+
+    def decode(self, data: bytes) -> Models:
+        try:
+            return msgspec.msgpack.decode(data, type=tuple[VersionedModel, ...])
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"no state of {type(self).__name__.lower()}: {error}") from None
+
+    def accepts_input_type(self, input: InputType) -> bool:
+        return True
+
+    def rank_models_desc(self, state: Models, user: str | None) -> Models:
+        return tuple(state)

@@ -1,0 +1,100 @@
+"""What every policy must do, and what feedback says of each model."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clipper.selection import POLICIES, Observation, Plan, Policy, Prediction, Query, Truth
+from clipper.selection.policy import agrees, loss, losses
+from clipper.types import VersionedModel
+
+A, B, C = (VersionedModel(name, 1) for name in "abc")
+A2 = VersionedModel("a", 2)
+every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+@every_policy
+def test_a_state_is_written_and_read(policy: Policy) -> None:
+    state = policy.init([A, B, C])
+    again = policy.decode(policy.encode(state))
+    assert policy.encode(again) == policy.encode(state)
+    assert policy.rank_models_desc(again, None) == policy.rank_models_desc(state, None)
+
+
+@every_policy
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", b"nonsense", bytes(100)])
+def test_bytes_of_something_else_are_refused(policy: Policy, data: bytes) -> None:
+    with pytest.raises(ValueError, match="state"):
+        policy.decode(data)
+
+
+@every_policy
+def test_models_come_and_go(policy: Policy) -> None:
+    state = policy.init([A, B])
+    assert set(policy.rank_models_desc(policy.add_model(state, C), None)) == {A, B, C}
+    assert policy.encode(policy.add_model(state, B)) == policy.encode(state)
+    assert policy.rank_models_desc(policy.remove_model(state, B), None) == (A,)
+    assert set(policy.rank_models_desc(policy.update_model_version(state, A, A2), None)) == {A2, B}
+    assert set(policy.rank_models_desc(state, None)) == {A, B}, "the state that was given is as it was"
+
+
+@every_policy
+def test_servers_that_learned_apart_agree_in_the_end(policy: Policy) -> None:
+    base = policy.init([A])
+    mine, theirs = policy.add_model(base, B), policy.add_model(base, C)
+    assert set(policy.rank_models_desc(policy.merge(base, mine, theirs), None)) == {A, B, C}
+
+
+@every_policy
+def test_candidates_are_asked_and_nobody_else(policy: Policy) -> None:
+    state = policy.init([A, B])
+    for n, uniform in itertools.product(range(4), (0.0, 0.5, 1 - 2**-53)):
+        for candidates in itertools.permutations([A, B, C], n):
+            plan = policy.select(state, Query("u", uniform), candidates)
+            assert set(plan.models) <= set(candidates)
+            assert bool(plan.models) == bool(candidates)
+            assert not plan.probabilities or all(0 < plan.probability(model) <= 1 for model in plan.models)
+
+
+def test_the_probability_of_a_choice() -> None:
+    assert [Plan((A, B), (0.25, 0.5)).probability(model) for model in (A, B, C)] == [0.25, 0.5, 0.0]
+    assert [Plan((A, B)).probability(model) for model in (A, B, C)] == [1.0, 1.0, 0.0]
+
+
+def seen(truth: Truth, answer: object = None, **outputs: object) -> dict[str, float]:
+    predictions = {VersionedModel(name, 1): Prediction(output) for name, output in outputs.items()}
+    told = losses(Observation(Plan(tuple(predictions)), predictions, truth, answer))
+    return {model.name: lost for model, lost in told.items()}
+
+
+def test_a_label_tells_of_all_that_were_heard() -> None:
+    assert seen(Truth(7), a=7, b=3, c="7") == {"a": 0.0, "b": 1.0, "c": 1.0}
+    assert seen(Truth("cat"), a="cat", b=None) == {"a": 0.0}, "what is no answer has no loss"
+    assert seen(Truth(1.0), a=1.0, b=3.0, c=math.nan) == {"a": 0.0, "b": 2 / 3}
+
+
+def test_a_score_tells_of_the_answer() -> None:
+    assert seen(Truth(score=1.0), 7, a=7, b=3) == {"a": 0.0, "b": 1.0}
+    assert seen(Truth(score=0.0), 7, a=7, b=3) == {"a": 1.0}, "the other may be right or wrong"
+    assert seen(Truth(score=0.25), 7, a=7, b=3) == {"a": 0.75}
+
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@given(numbers, numbers, st.floats(1e-3, 1e3))
+def test_the_loss_of_numbers_is_bounded_and_has_no_unit(output: float, label: float, unit: float) -> None:
+    assert 0.0 <= loss(output, label) <= 1.0
+    assert loss(label, label) == 0.0
+    assert loss(output * unit, label * unit) == pytest.approx(loss(output, label), rel=1e-6, abs=1e-9)
+
+
+def test_equal_outputs() -> None:
+    assert agrees(np.array([1, 2]), np.array([1, 2]))
+    assert not agrees(np.array([1, 2]), np.array([1, 2, 3]))
+    assert not agrees(True, 1)
+    assert agrees(np.int64(3), 3)
