@@ -22,7 +22,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("status", "dtype"),
-    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "v1"),
+    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "v1"),
     ("future", "clock_cache", "codec"),
     ("mailbox", "lane", "link"),
     ("replica",),

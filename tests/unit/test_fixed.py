@@ -45,11 +45,36 @@ def test_nothing_arrived() -> None:
 
 
 def test_any_input_will_do() -> None:
-    assert all(policy.accepts_input_type(InputType.parse(t)) for policy in POLICIES.values() for t in ("str", "f64[3]"))
+    assert all(policy_named(name).accepts_input_type(InputType.parse(t)) for name in POLICIES for t in ("str", "f64[3]"))
 
 
 def test_policies_are_found_by_name() -> None:
-    assert {name: policy_named(name).name for name in POLICIES} == {"single": "single", "ensemble": "ensemble"}
+    assert {name: policy_named(name).name for name in POLICIES} == {name: name for name in POLICIES}
     with pytest.raises(InvalidInput) as caught:
         policy_named("ensembel")
-    assert str(caught.value) == "no policy 'ensembel' - did you mean 'ensemble'? Policies: ensemble, single."
+    text = str(caught.value)
+    assert text.startswith("no policy 'ensembel' - did you mean 'ensemble'? Policies: ensemble, epsilon_greedy, exp3,")
+
+
+def test_policies_take_settings() -> None:
+    assert policy_named("exp3(eta=0.05, shadow=0.1)").shadow == 0.1
+    assert policy_named("exp3(eta=0.05)") is policy_named("exp3(eta=0.05)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("exp3(etta=1)", "policy 'exp3' has no setting 'etta' - did you mean 'eta'? Its settings: eta, floor, shadow."),
+        ("single(x=1)", "policy 'single' has no setting 'x'. single has no settings."),
+        ("exp3(eta=-1)", "eta=-1: it must lie between 1e-06 and 10."),
+        ("exp3(eta='a')", "eta='a': it must lie between 1e-06 and 10."),
+        ("exp3(0.1)", "cannot read the policy 'exp3(0.1)'. Write exp3 or exp3(setting=value, ...)."),
+        ("exp3(eta=__import__('os'))", "cannot read the policy"),
+        ("exp3(", "cannot read the policy"),
+        ("exp3)", "no policy 'exp3)'"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        policy_named(text)
+    assert str(caught.value).startswith(message)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.selection import POLICIES, Observation, Plan, Policy, Prediction, Query, Truth
+from clipper.selection import POLICIES, Observation, Plan, Policy, Prediction, Query, Truth, policy_named
 from clipper.selection.policy import agrees, loss, losses
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
-every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+every_policy = pytest.mark.parametrize("policy", [policy_named(name) for name in POLICIES], ids=POLICIES)
 
 
 @every_policy

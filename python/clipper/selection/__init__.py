@@ -1,32 +1,70 @@
-"""Selection policies, by the name an application gives."""
+"""Selection policies, by the name an application gives: `stacking`, or with settings, `exp3(eta=0.05, shadow=0.1)`."""
+
+import ast
+import functools
+import inspect
+from typing import Any
 
 from clipper.errors import InvalidInput, did_you_mean
+from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
 from clipper.selection.ensemble import Ensemble
+from clipper.selection.experts import Exp4, LogOdds, Stacking
 from clipper.selection.fixed import Fixed
 from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Fixed(), Ensemble())}
+_CLASSES = (Fixed, Ensemble, Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy)
+POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
 
-def policy_named(name: str) -> Policy:
-    """The policy, or InvalidInput with the names there are."""
+@functools.lru_cache(maxsize=1024)
+def policy_named(text: str) -> Policy:
+    """The policy of `NAME` or `NAME(setting=value, ...)`; InvalidInput with the names and settings there are."""
+    name, open, rest = text.strip().partition("(")
     if name not in POLICIES:
         guess = did_you_mean(name, POLICIES) or "."
         raise InvalidInput(f"no policy {name!r}{guess}", hint=f"Policies: {', '.join(sorted(POLICIES))}.")
-    return POLICIES[name]
+    settings = _settings(text, name, rest) if open else {}
+    known = inspect.signature(POLICIES[name]).parameters
+    for setting in settings:
+        if setting not in known:
+            guess = did_you_mean(setting, known) or "."
+            hint = f"Its settings: {', '.join(known)}." if known else f"{name} has no settings."
+            raise InvalidInput(f"policy {name!r} has no setting {setting!r}{guess}", hint=hint)
+    policy: Policy = POLICIES[name](**settings)
+    return policy
+
+
+def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError
+        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        hint = f"Write {name} or {name}(setting=value, ...)."
+        raise InvalidInput(f"cannot read the policy {text[:100]!r}.", hint=hint) from None
 
 
 __all__ = [
     "POLICIES",
     "Combined",
     "Ensemble",
+    "EpsilonGreedy",
+    "Exp3",
+    "Exp4",
     "Fixed",
+    "KlUcb",
+    "LogOdds",
     "Observation",
     "Plan",
     "Policy",
     "Prediction",
     "Predictions",
     "Query",
+    "SquareCB",
+    "Stacking",
+    "Thompson",
     "Truth",
+    "TsallisInf",
     "policy_named",
 ]

@@ -1,0 +1,37 @@
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Rows = np.ndarray[Any, np.dtype[np.float64]]
+
+class RuleKind(IntEnum):
+    EXP3 = 1
+    HEDGE = 2
+    GREEDY = 3
+    SQUARECB = 4
+    THOMPSON = 5
+    KL_UCB = 6
+    TSALLIS = 7
+    LOGODDS = 8
+    STACKING = 9
+
+class Rule:
+    """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out, nothing is changed in place."""
+
+    def __init__(
+        self, kind: int, *, eta: float = 0.0, share: float = 0.0, floor: float = 0.0, discount: float = 1.0
+    ) -> None: ...
+    @property
+    def columns(self) -> int: ...
+    def choose(self, rows: Rows, seen: float, uniform: float) -> tuple[int, float]: ...
+    def probabilities(self, rows: Rows, seen: float) -> Rows: ...
+    def weights(self, rows: Rows, classes: float = 2.0) -> Rows: ...
+    def learn(
+        self, rows: Rows, seen: float, losses: ArrayLike, chosen: int = -1, p: float = 1.0, weight: float = 1.0
+    ) -> Rows: ...
+    def learn_many(
+        self, rows: Rows, seen: float, losses: ArrayLike, chosen: ArrayLike | None = None, p: ArrayLike | None = None
+    ) -> Rows: ...
+    def stack(self, rows: Rows, votes: ArrayLike, label: ArrayLike, classes: float = 2.0, weight: float = 1.0) -> Rows: ...
