@@ -51,6 +51,31 @@ cdef cppclass DeliveryState:
     u32 dirty                   # loop only: mailboxes with news since the last flush
     bint touched                # loop only: something ended since the last flush
 
+# -- the steps that threads race on: future.hpp, the source that tests/schedules checks
+cdef extern from "future.hpp" namespace "clipper" nogil:
+    void claims_lock(atomic[u32]& lock) noexcept
+    void claims_unlock(atomic[u32]& lock) noexcept
+    void block_hold(Block& block, u32 refs) noexcept
+    bint block_let_go(Block& block, u32 refs) noexcept
+    bint slot_try_end(Block& block, u32 slot, u8 status, const Value& value, u32 latency_us, u32* boxes) noexcept
+    bint slot_try_cancel(Block& block, u32 slot, u8 cancelled) noexcept
+    void slot_answer(Block& block, u32 slot, u8 status, const Value& value) noexcept
+    u8 slot_state(const Block& block, u32 slot) noexcept
+    u32 slots_first_open(Block& block, atomic[u32]& cursor, u32 first, u32 count) noexcept
+    void waiter_enters(DeliveryState& d) noexcept
+    u32 waiter_epoch(DeliveryState& d) noexcept
+    u32 waiter_dead(DeliveryState& d) noexcept
+    void waiter_leaves(DeliveryState& d) noexcept
+    bint epoch_ends(DeliveryState& d) noexcept
+    void delivery_dies(DeliveryState& d, u32 status) noexcept
+    bint slot_ask(Block& block, u32 slot, u32 box) noexcept
+    u32 slot_boxes(const Block& block, u32 slot) noexcept
+    void mailbox_overflow(Mailbox& box) noexcept
+    void mailbox_put(Mailbox& box, Spsc& ids, u64 slot_id) noexcept
+    bint mailbox_to_wake(Mailbox& box) noexcept
+    bint mailbox_arm(Mailbox& box, const Spsc& ids) noexcept
+    bint mailbox_look_at_all(Mailbox& box) noexcept
+
 # -- slots. Threads: any.
 cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil   # False: no memory
 cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil

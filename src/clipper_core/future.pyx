@@ -1,10 +1,8 @@
 """Futures by ticket, and the delivery of what has ended to threads, event loops and callbacks, without the GIL.
 
-How a waiter and the loop thread cannot miss each other. Each side writes, then reads what the other wrote, all of it
-sequentially consistent: a blocked thread counts itself in `waiters`, then reads `epoch`, then the slot; the loop ends the slot,
-bumps `epoch`, then reads `waiters`. Whichever comes first in the single order, either the waiter sees the slot ended or the
-futex sees a changed epoch, or the loop sees a waiter. A mailbox works alike: `boxes` then `state` on one side, `state` then
-`boxes` on the other; and `armed` then the ring on one side, the ring then `armed` on the other.
+How a waiter and the loop thread cannot miss each other: future.hpp, which holds every step that they race on. What is asked of
+this module is their order: a blocked thread counts itself, then reads `epoch`, then looks at its slots; the loop ends slots and
+puts notices, then ends the epoch, then wakes.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -15,8 +13,7 @@ import logging
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 
-from clipper_core.machine cimport (acq_rel, acquire, aligned_new, eventfd_signal, futex_wait, futex_wake_all,
-                                   monotonic_us, pause, relaxed, release, seq_cst)
+from clipper_core.machine cimport aligned_new, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
 from clipper_core.ring cimport spsc_free
 from clipper_core.status cimport CANCELLED, NO_MEMORY, OK, PENDING, raise_for
@@ -36,15 +33,6 @@ cdef u64 NEVER_US = <u64> 1 << 62
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
-
-cdef void _lock(DeliveryState* d) noexcept nogil:
-    while d.lock.exchange(1, acquire) != 0:
-        pause()
-
-
-cdef void _unlock(DeliveryState* d) noexcept nogil:
-    d.lock.store(0, release)
-
 
 cdef Block* _block_new(u32 count) noexcept nogil:
     cdef u64 head = (sizeof(Block) + 63) & ~<u64> 63
@@ -79,7 +67,7 @@ cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
         block = _block_new(count)
     if block == NULL:
         return NULL
-    block.refs.store(1 + 2 * count, relaxed)
+    block_hold(block[0], 1 + 2 * count)
     block.first_id = d.next_id
     d.next_id += count
     return block
@@ -96,14 +84,14 @@ cdef void _block_retire(DeliveryState* d, Block* block) noexcept nogil:
     if block.count != BLOCK_SLOTS:
         free(block)
         return
-    _lock(d)
+    claims_lock(d.lock)
     block.next = d.free
     d.free = block
-    _unlock(d)
+    claims_unlock(d.lock)
 
 
 cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
-    if block.refs.fetch_sub(refs, acq_rel) == refs:
+    if block_let_go(block[0], refs):
         _block_retire(d, block)
 
 
@@ -111,25 +99,25 @@ cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) no
     """`count` consecutive slots; each comes with its future's reference and its task's."""
     cdef Block* b
     cdef Block* full = NULL
-    _lock(d)
+    claims_lock(d.lock)
     b = d.current
     if count > BLOCK_SLOTS / 4:
         b = _block_take(d, count)
         if b != NULL:
-            b.refs.store(2 * count, relaxed)            # it is never current: no reference of the allocator's
+            block_hold(b[0], 2 * count)                 # it is never current: no reference of the allocator's
     elif b == NULL or b.used + count > BLOCK_SLOTS:
         full = b
         b = _block_take(d, BLOCK_SLOTS)
         if b != NULL:
             d.current = b
     if b == NULL:
-        _unlock(d)
+        claims_unlock(d.lock)
         return False
     first[0] = b.used
     block[0] = b
     b.used += count
     d.issued.store(d.issued.load(relaxed) + count, relaxed)
-    _unlock(d)
+    claims_unlock(d.lock)
     if full != NULL:
         block_drop(d, full, 1 + 2 * (BLOCK_SLOTS - full.used))
     return True
@@ -138,22 +126,15 @@ cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) no
 # -- ending ------------------------------------------------------------------------------------------------------------
 
 cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
-    cdef u8 pending = PENDING
     cdef u32 boxes
-    cdef bint first = False
     cdef Value mine = value[0]
-    block.word[slot] = value.word
-    block.tag[slot] = value.tag
-    block.latency_us[slot] = latency_us
-    if block.state[slot].compare_exchange_strong(pending, <u8> status, seq_cst):
-        first = True
+    cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
+    if first:
         d.touched = True
         d.ended.store(d.ended.load(relaxed) + 1, relaxed)
-        boxes = block.boxes[slot].load(seq_cst)
         if boxes:
             _notify(d, block.first_id + slot, boxes)
     else:
-        block.tag[slot] = TAG_NONE
         value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
     block_drop(d, block, 1)
     return first
@@ -163,8 +144,7 @@ cdef void _notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
     cdef u32 i
     for i in range(MAILBOXES_MAX):
         if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-            if not d.boxes[i].ids.push(slot_id):
-                d.boxes[i].overflow.store(1, seq_cst)
+            mailbox_put(d.boxes[i][0], d.boxes[i].ids[0], slot_id)
             d.dirty |= <u32> 1 << i
 
 
@@ -173,27 +153,23 @@ cdef void delivery_flush(DeliveryState* d) noexcept nogil:
     if not d.touched:
         return
     d.touched = False
-    d.epoch.fetch_add(1, seq_cst)
-    if d.waiters.load(seq_cst):
+    if epoch_ends(d[0]):
         futex_wake_all(&d.epoch)
     if d.dirty == 0:
         return
     for i in range(MAILBOXES_MAX):
-        if d.dirty & (<u32> 1 << i) and d.boxes[i].armed.exchange(0, seq_cst):
+        if d.dirty & (<u32> 1 << i) and mailbox_to_wake(d.boxes[i][0]):
             eventfd_signal(d.boxes[i].fd)
     d.dirty = 0
 
 
 cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:
-    d.dead.store(<u32> status, seq_cst)
-    d.epoch.fetch_add(1, seq_cst)
+    delivery_dies(d[0], <u32> status)
     futex_wake_all(&d.epoch)
 
 
 cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil:
-    block.word[slot] = value.word
-    block.tag[slot] = value.tag
-    block.state[slot].store(<u8> status, release)
+    slot_answer(block[0], slot, <u8> status, value[0])
     d.answered.fetch_add(1, relaxed)
 
 
@@ -262,7 +238,7 @@ cdef class Future:
             value_drop(&self.at_once)
             return
         for i in range(self.first, self.first + self.count):
-            state = self.block.state[i].load(acquire)
+            state = slot_state(self.block[0], i)
             if state != PENDING and state != CANCELLED and self.block.tag[i] == TAG_BLOB:
                 value.word = self.block.word[i]
                 value.tag = TAG_BLOB
@@ -273,7 +249,7 @@ cdef class Future:
     cdef u8 _state(self, u32 i) noexcept nogil:
         if self.block == NULL:
             return self.status_at_once
-        return self.block.state[self.first + i].load(acquire)
+        return slot_state(self.block[0], self.first + i)
 
     cdef Value _held(self, u32 i) noexcept nogil:
         """The value in slot i, borrowed."""
@@ -285,14 +261,9 @@ cdef class Future:
         return value
 
     cdef u32 first_open(self) noexcept nogil:
-        # Several threads may look at once, without the GIL: each stores only what it has seen to be done itself.
-        cdef u32 i = self.cursor.load(acquire)
         if self.block == NULL:
             return self.count
-        while i < self.count and self.block.state[self.first + i].load(seq_cst) != PENDING:
-            i += 1
-        self.cursor.store(i, release)
-        return i
+        return slots_first_open(self.block[0], self.cursor, self.first, self.count)
 
     cdef bint is_done(self) noexcept nogil:
         return self.block == NULL or self.first_open() == self.count
@@ -312,17 +283,14 @@ cdef class Future:
         """Give the query up. True if a task was still pending; a prediction on its way still fills the cache."""
         cdef DeliveryState* d = self.delivery.state
         cdef u32 i, ended = 0
-        cdef u8 pending
         if self.block == NULL:
             return False
         for i in range(self.first, self.first + self.count):
-            pending = PENDING
-            if self.block.state[i].compare_exchange_strong(pending, CANCELLED, seq_cst):
-                ended += 1
+            ended += slot_try_cancel(self.block[0], i, CANCELLED)
         if ended:
             d.answered.fetch_add(ended, relaxed)
-            d.epoch.fetch_add(1, seq_cst)
-            futex_wake_all(&d.epoch)
+            if epoch_ends(d[0]):
+                futex_wake_all(&d.epoch)
             self._tell_mailboxes()
         return ended > 0
 
@@ -330,10 +298,10 @@ cdef class Future:
         cdef DeliveryState* d = self.delivery.state
         cdef u32 i, boxes = 0
         for i in range(self.first, self.first + self.count):
-            boxes |= self.block.boxes[i].load(seq_cst)
+            boxes |= slot_boxes(self.block[0], i)
         for i in range(MAILBOXES_MAX):
             if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-                d.boxes[i].overflow.store(1, seq_cst)       # the ids ring has one producer, the loop; this is the other way in
+                mailbox_overflow(d.boxes[i][0])     # the ids ring has one producer, the loop; this is the other way in
                 eventfd_signal(d.boxes[i].fd)
 
     cdef int _wait(self, u64 until_us) noexcept nogil:
@@ -342,13 +310,13 @@ cdef class Future:
         cdef u32 epoch
         cdef u64 now
         cdef int rc = 0
-        d.waiters.fetch_add(1, seq_cst)
+        waiter_enters(d[0])
         while True:
-            epoch = d.epoch.load(seq_cst)
+            epoch = waiter_epoch(d[0])
             if self.is_done():
                 rc = 0
                 break
-            if d.dead.load(seq_cst):
+            if waiter_dead(d[0]):
                 rc = 3
                 break
             now = monotonic_us()
@@ -358,7 +326,7 @@ cdef class Future:
             if futex_wait(&d.epoch, epoch, min(until_us - now, <u64> WAIT_SLICE_US)) != 0:
                 rc = 2
                 break
-        d.waiters.fetch_sub(1, seq_cst)
+        waiter_leaves(d[0])
         return rc
 
     def wait(self, timeout=None):
@@ -374,7 +342,7 @@ cdef class Future:
             if rc == 2:
                 PyErr_CheckSignals()
         if rc == 3 and not self.is_done():
-            raise_for(self.delivery.state.dead.load(seq_cst), "the query was in flight in an engine that is gone")
+            raise_for(waiter_dead(self.delivery.state[0]), "the query was in flight in an engine that is gone")
         return rc == 0
 
     @cython.binding(False)
@@ -483,10 +451,10 @@ cdef class Future:
         if self.block != NULL:
             return self.block.first_id + self.first
         if self.own_id == 0:
-            _lock(d)
+            claims_lock(d.lock)
             self.own_id = d.next_id
             d.next_id += 1
-            _unlock(d)
+            claims_unlock(d.lock)
         return self.own_id
 
     @property
@@ -496,7 +464,7 @@ cdef class Future:
         if self.block == NULL or not self.is_done():
             return 0
         for i in range(self.first, self.first + self.count):
-            if self.block.state[i].load(acquire) != CANCELLED:      # the loop may still write what nobody will read
+            if slot_state(self.block[0], i) != CANCELLED:      # the loop may still write what nobody will read
                 longest = max(longest, self.block.latency_us[i])
         return longest
 

@@ -4,6 +4,7 @@ from libc.stdlib cimport free
 from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
+from clipper_core.lane cimport loop_sleeps, loop_wakes
 from clipper_core.link cimport Link, link_room, link_sent, link_unsent
 from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
                                    EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
@@ -217,11 +218,11 @@ cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us)
     cdef u64 now = monotonic_us()
     cdef u64 woken
     cdef int n
-    e.lanes.sleeping.store(1, seq_cst)
+    loop_sleeps(e.lanes[0])
     if not engine_idle(e) or s.stop.load(seq_cst):
         until_us = now
     n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
-    e.lanes.sleeping.store(0, seq_cst)
+    loop_wakes(e.lanes[0])
     woken = monotonic_us()
     if n == 0 and until_us > now and woken > until_us and woken - until_us > s.late_us_max.load(relaxed):
         s.late_us_max.store(woken - until_us, relaxed)
@@ -297,7 +298,7 @@ cdef class IoLoop:
     def stop(self):
         """Ask run() to return; it does so at once."""
         self.state.stop.store(1, seq_cst)
-        self.engine.state.lanes.sleeping.store(0, seq_cst)
+        loop_wakes(self.engine.state.lanes[0])
         eventfd_signal(self.engine.state.lanes.wake_fd)
 
     def close_connections(self):

@@ -13,7 +13,7 @@ from clipper_core.future cimport Block, DeliveryState
 from clipper_core.histogram cimport Histogram
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.prediction cimport Value
-from clipper_core.ring cimport Ring
+from clipper_core.ring cimport Cells, Ring
 from clipper_core.status cimport Status
 from clipper_core.timer_wheel cimport Wheel
 
@@ -81,6 +81,15 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     int wake_fd
     atomic[u64] heap_bytes  # rows of variable length held now
     u64 heap_bytes_max
+
+# -- the steps that threads race on: lane.hpp, the source that tests/schedules checks
+cdef extern from "lane.hpp" namespace "clipper" nogil:
+    bint lane_announce(Lane& lane, Cells& ready, u64* ids, u64 id) noexcept
+    bint lane_next(Cells& ready, u64* ids, u64* head, u64* id) noexcept
+    void lane_heard(Lane& lane) noexcept
+    bint loop_to_wake(Lanes& lanes) noexcept
+    void loop_sleeps(Lanes& lanes) noexcept
+    void loop_wakes(Lanes& lanes) noexcept
 
 cdef inline u64 ticket_of(u32 lane, u64 pos) noexcept nogil:
     return (<u64> lane << 48) | (pos & ((<u64> 1 << 48) - 1))

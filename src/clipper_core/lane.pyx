@@ -14,10 +14,9 @@ from libcpp.deque cimport deque
 
 from clipper_core.clock_cache cimport (cache_lookup, pending_find, pending_free, pending_new, pending_put,
                                        pending_remove)
-from clipper_core.future cimport slot_end
+from clipper_core.future cimport slot_end, slot_state
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.machine cimport (CHECK, EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_signal,
-                                   relaxed, seq_cst)
+from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_signal, relaxed
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side
 from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
@@ -96,18 +95,13 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes
 # -- submitting (any thread) -------------------------------------------------------------------------------------------
 
 cdef void lanes_wake(Lanes* lanes) noexcept nogil:
-    if lanes.sleeping.load(seq_cst) and lanes.sleeping.exchange(0, seq_cst):
+    if loop_to_wake(lanes[0]):
         eventfd_signal(lanes.wake_fd)
 
 
 cdef void _announce(Lanes* lanes, Lane* lane) noexcept nogil:
-    cdef u64 pos
-    if lane.dirty.load(seq_cst) or lane.dirty.exchange(1, seq_cst):
-        return
-    CHECK(lanes.ready.cells.claim(&pos), "the ready ring holds every lane once")
-    (<u64*> ring_row(lanes.ready, pos))[0] = lane.id
-    lanes.ready.cells.publish(pos)
-    lanes_wake(lanes)
+    if lane_announce(lane[0], lanes.ready.cells[0], <u64*> lanes.ready.rows, lane.id):
+        lanes_wake(lanes)
 
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
@@ -167,7 +161,7 @@ cdef const void* task_row(Lanes* lanes, u64 ticket, Task* task) noexcept nogil:
 
 
 cdef bint _open(Task* task) noexcept nogil:
-    return not task.answered and task.block.state[task.slot].load(acquire) == PENDING
+    return not task.answered and slot_state(task.block[0], task.slot) == PENDING
 
 
 cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil:
@@ -264,14 +258,10 @@ cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noex
 # -- taking in ---------------------------------------------------------------------------------------------------------
 
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
-    cdef u64 pos = lanes.ready_head
     cdef u64 lane_id
-    if not lanes.ready.cells.published(pos):
+    if not lane_next(lanes.ready.cells[0], <u64*> lanes.ready.rows, &lanes.ready_head, &lane_id):
         return NULL
-    lane_id = (<u64*> ring_row(lanes.ready, pos))[0]
-    lanes.ready.cells.release(pos)
-    lanes.ready_head = pos + 1
-    lanes.by_id[lane_id].dirty.exchange(0, seq_cst)
+    lane_heard(lanes.by_id[lane_id][0])
     return lanes.by_id[lane_id]
 
 

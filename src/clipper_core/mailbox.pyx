@@ -1,11 +1,11 @@
 """A reader's end of the news about futures: for an event loop, or for the thread that runs callbacks."""
 from libc.stdlib cimport free
 
-from clipper_core.future cimport MAILBOXES_MAX, Delivery, DeliveryState, Future, Mailbox
-from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, relaxed, seq_cst, u32,
-                                   u64)
+from clipper_core.future cimport (MAILBOXES_MAX, Delivery, DeliveryState, Future, Mailbox, mailbox_arm,
+                                  mailbox_look_at_all, slot_ask)
+from clipper_core.machine cimport EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, relaxed, u32, u64
 from clipper_core.ring cimport spsc_free, spsc_new
-from clipper_core.status cimport NO_MEMORY, PENDING, raise_for
+from clipper_core.status cimport NO_MEMORY, raise_for
 
 cdef enum:
     MAILBOX_WORDS = 8192
@@ -59,8 +59,7 @@ cdef class MailboxReader:
             slot_id = future.block.first_id + slot
             pairs = self.waiting.setdefault(slot_id, [])
             pairs.append((future, item))
-            future.block.boxes[slot].fetch_or(<u32> 1 << self.bit, seq_cst)
-            if future.block.state[slot].load(seq_cst) == PENDING:
+            if slot_ask(future.block[0], slot, self.bit):
                 return True
             pairs.pop()
             if not pairs:
@@ -78,8 +77,7 @@ cdef class MailboxReader:
 
     cdef bint _arm(self):
         """Ready to be woken; True if news came in the meantime."""
-        self.box.armed.store(1, seq_cst)
-        return self.box.ids.tail_moved() or self.box.overflow.load(seq_cst)
+        return mailbox_arm(self.box[0], self.box.ids[0])
 
     cdef bint _drain_once(self, list done) except -1:
         cdef u64 slot_id
@@ -87,7 +85,7 @@ cdef class MailboxReader:
         while self.box.ids.pop(&slot_id):
             self._collect(slot_id, done)
             any = True
-        if self.box.overflow.exchange(0, seq_cst):
+        if mailbox_look_at_all(self.box[0]):
             for key in list(self.waiting):
                 self._collect(key, done)
             any = True

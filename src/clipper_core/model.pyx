@@ -12,10 +12,11 @@ import numpy as np
 
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
 from clipper_core.dtype cimport ANY, F32, F64, STR, itemsize
-from clipper_core.future cimport block_drop, future_at_once, future_new, slot_fill, slots_claim
+from clipper_core.future cimport (block_drop, future_at_once, future_new, slot_fill, slots_claim, waiter_enters,
+                                  waiter_epoch, waiter_leaves)
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
-from clipper_core.machine cimport aligned_new, futex_wait, monotonic_us, relaxed, seq_cst
+from clipper_core.machine cimport aligned_new, futex_wait, monotonic_us, relaxed
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.scheduler cimport LANE_CLASSES, EngineState
 from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, OK, raise_for
@@ -445,12 +446,12 @@ cdef class Model:
         cdef u32 epoch
         while (self._full(klass) and monotonic_us() < until
                and self.engine.state.delivery.dead.load(relaxed) == 0 and not self.engine.state.manual):
-            self.engine.state.delivery.waiters.fetch_add(1, seq_cst)
-            epoch = self.engine.state.delivery.epoch.load(seq_cst)
+            waiter_enters(self.engine.state.delivery[0])
+            epoch = waiter_epoch(self.engine.state.delivery[0])
             if self._full(klass):
                 with nogil:
                     futex_wait(&self.engine.state.delivery.epoch, epoch, QUEUE_WAIT_US)
-            self.engine.state.delivery.waiters.fetch_sub(1, seq_cst)
+            waiter_leaves(self.engine.state.delivery[0])
             PyErr_CheckSignals()
 
     cdef bint _full(self, int klass) noexcept:

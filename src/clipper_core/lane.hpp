@@ -1,0 +1,51 @@
+// The steps by which a submitter tells the loop of its row, as templates over the atomics of what they are given, so that a
+// schedule-exploring checker runs this very source (tests/schedules).
+//
+// Two flags keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in the ready ring, or being put
+// there; the loop clears it before it takes the lane's rows in, so whoever publishes a row and finds it set is seen by that
+// very taking in. `sleeping`, the loop's: it looks at the ready ring after it has set the flag, a submitter at the flag after it
+// has published, all of it sequentially consistent; so either the loop does not sleep or it is woken, and by one submitter only.
+#pragma once
+#include "machine.hpp"
+
+namespace clipper {
+
+// After a row was published. True: the lane was put into the ready ring, and a loop that sleeps is to be woken.
+template <class Lane, class Cells, class Id>
+inline bool lane_announce(Lane& lane, Cells& ready, Id* ids, std::uint64_t id) {
+    if (lane.dirty.load(std::memory_order_seq_cst) || lane.dirty.exchange(1, std::memory_order_seq_cst)) return false;
+    std::uint64_t pos;
+    CLIPPER_CHECK(ready.claim(&pos), "the ready ring holds every lane once");
+    ids[pos & (ready.size - 1)] = id;
+    ready.publish(pos);
+    return true;
+}
+// The loop: the next lane with news; false: there is none. Its rows are to be looked at after lane_heard().
+template <class Cells, class Id>
+inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t* id) {
+    std::uint64_t pos = *head;
+    if (!ready.published(pos)) return false;
+    *id = ids[pos & (ready.size - 1)];
+    ready.release(pos);
+    *head = pos + 1;
+    return true;
+}
+template <class Lane>
+inline void lane_heard(Lane& lane) {
+    lane.dirty.exchange(0, std::memory_order_seq_cst);
+}
+
+template <class Lanes>
+inline bool loop_to_wake(Lanes& lanes) {  // true for one of those who find it asleep
+    return lanes.sleeping.load(std::memory_order_seq_cst) && lanes.sleeping.exchange(0, std::memory_order_seq_cst);
+}
+template <class Lanes>
+inline void loop_sleeps(Lanes& lanes) {  // before its last look for news
+    lanes.sleeping.store(1, std::memory_order_seq_cst);
+}
+template <class Lanes>
+inline void loop_wakes(Lanes& lanes) {
+    lanes.sleeping.store(0, std::memory_order_seq_cst);
+}
+
+}  // namespace clipper
