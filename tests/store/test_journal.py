@@ -1,0 +1,199 @@
+"""What was acknowledged is there after a crash, in order, once; what was torn is not."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from clipper.errors import Overloaded, StoreError
+from clipper.store import journal
+from clipper.store.journal import Journal
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 200)
+
+
+def reopened(folder: Path) -> list[tuple[int, bytes]]:
+    again = Journal(folder)
+    try:
+        assert again.damaged == ""
+        return list(again.replay())
+    finally:
+        again.close()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(20))
+def test_a_journal_is_a_list_that_forgets(tmp_path: Path, seed: int) -> None:
+    draw, model = random.Random(seed), dict[int, bytes]()
+    log = Journal(tmp_path, draw.choice(["os", "fsync"]))
+    for _ in range(60):
+        match draw.randrange(5):
+            case 0 | 1:
+                records = [draw.randbytes(draw.randrange(60)) for _ in range(draw.randrange(1, 4))]
+                last = log.append_many(records)
+                model |= {last - len(records) + 1 + i: record for i, record in enumerate(records)}
+            case 2:
+                log.forget(draw.randint(0, log.last))
+            case 3:
+                log.close()
+                log = Journal(tmp_path)
+            case 4:
+                after = draw.randint(0, log.last)
+                found = list(log.replay(after))
+                assert found == [(n, model[n]) for n, _ in found]
+                assert [n for n, _ in found] == list(range(log.last - len(found) + 1, log.last + 1))
+        assert log.last == len(model)
+    log.close()
+
+
+@pytest.mark.usefixtures("small")
+def test_only_what_was_forgotten_goes(tmp_path: Path) -> None:
+    log = Journal(tmp_path)
+    for i in range(100):
+        log.append(b"%05d" % i * 5)
+    log.forget(50)
+    first = next(iter(log.replay()))[0]
+    assert 40 < first <= 51
+    assert [n for n, _ in log.replay(60)] == list(range(61, 101))
+    log.close()
+    assert reopened(tmp_path)[-1] == (100, b"%05d" % 99 * 5)
+
+
+def test_a_torn_end_is_cut_off_at_every_byte(tmp_path: Path) -> None:
+    log = Journal(tmp_path)
+    for record in (b"one", b"two", b"three"):
+        log.append(record)
+    log.close()
+    (path,) = tmp_path.glob("*.log")
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        found = [record for _, record in reopened(tmp_path)]
+        assert found == [b"one", b"two", b"three"][: len(found)]
+        assert len(found) == sum(size >= end for end in (11, 22, 35))
+        assert path.stat().st_size == (0, 11, 22, 35)[len(found)]
+
+
+@pytest.mark.parametrize("at", [0, 5, 9, 12, 20])
+def test_damage_in_the_middle_is_told_and_kept(tmp_path: Path, at: int) -> None:
+    log = Journal(tmp_path)
+    for record in (b"one", b"two", b"three"):
+        log.append(record)
+    log.close()
+    (path,) = tmp_path.glob("*.log")
+    whole = bytearray(path.read_bytes())
+    whole[at] ^= 0xFF
+    path.write_bytes(whole)
+    again = Journal(tmp_path)
+    assert str(path) in again.damaged
+    assert path.read_bytes() == whole
+    number = again.append(b"four")
+    assert number > 3, "its number is nobody else's"
+    assert (number, b"four") in list(again.replay())
+    again.close()
+
+
+def test_full_is_an_answer_and_leaves_no_trace(tmp_path: Path) -> None:
+    log = Journal(tmp_path, bytes_max=100)
+    log.append(b"x" * 50)
+    with pytest.raises(Overloaded, match="journal_bytes_max"):
+        log.append(b"y" * 50)
+    assert log.append(b"z") == 2
+    log.close()
+    assert [record for _, record in reopened(tmp_path)] == [b"x" * 50, b"z"]
+
+
+def test_a_disk_that_fails_is_named(tmp_path: Path) -> None:
+    log = Journal(tmp_path)
+    log.append(b"before")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with pytest.raises(StoreError, match=r"cannot write the journal .*: File too large"):
+            log.append(b"x" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert log.append(b"after") == 2
+    log.close()
+    assert [record for _, record in reopened(tmp_path)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("mode", ["os", "fsync"])
+def test_threads_append_without_gaps(tmp_path: Path, mode: journal.Mode) -> None:
+    log, numbers = Journal(tmp_path, mode), list[int]()
+
+    def append(name: int) -> None:
+        for i in range(100):
+            numbers.append(log.append(b"%d/%d" % (name, i)))
+            log.commit(numbers[-1])
+
+    threads = [threading.Thread(target=append, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    found = [record for _, record in reopened(tmp_path)]
+    assert sorted(numbers) == list(range(1, 401))
+    for name in range(4):
+        assert [record for record in found if record.startswith(b"%d/" % name)] == [b"%d/%d" % (name, i) for i in range(100)]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from clipper.store.journal import Journal
+log = Journal(Path(sys.argv[1]), sys.argv[2])
+n = log.last
+while True:
+    n += 1
+    assert log.append(b"%d" % n) == n
+    log.commit(n)
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("mode", ["os", "fsync"])
+def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, mode: str) -> None:
+    acknowledged = 0
+    for seed in range(4):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, mode], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        for _ in range(random.Random(seed).randint(1, 300)):
+            acknowledged = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        rest = process.communicate()[0].split()
+        acknowledged = max([acknowledged, *map(int, rest[:-1] if rest else [])])
+        found = reopened(tmp_path)
+        assert [(n, int(record)) for n, record in found] == [(n, n) for n in range(1, len(found) + 1)]
+        assert len(found) >= acknowledged
+
+
+def test_memory_keeps_nothing(tmp_path: Path) -> None:
+    log = Journal(None)
+    assert log.append_many([b"a", b"b"]) == 2
+    assert list(log.replay()) == []
+    assert log.last == 2
+    log.close()
+
+
+def test_numbers_that_others_remember_are_not_given_out_again(tmp_path: Path) -> None:
+    log = Journal(tmp_path)
+    assert log.append(b"a") == 1
+    log.skip_to(10)
+    assert log.append(b"b") == 11
+    log.skip_to(5)
+    assert log.append(b"c") == 12
+    log.close()
+    assert reopened(tmp_path) == [(1, b"a"), (11, b"b"), (12, b"c")]
