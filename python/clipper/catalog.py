@@ -35,7 +35,7 @@ from clipper.errors import (
     UnknownVersion,
 )
 from clipper.store import ABSENT, Compare, Delete, Op, Put, Record, Store
-from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name
+from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name, check_policy
 
 _PREFIX: Final = "catalog/"
 _GUARD: Final = _PREFIX + "guard"
@@ -513,7 +513,7 @@ def _check_application(view: View, app: Application) -> Application:
         raise InvalidInput(f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed.")
     if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
         raise InvalidInput(f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is possible.")
-    _checked(check_name, app.policy, "policy")
+    _checked(check_policy, app.policy)
     if len(set(app.models)) != len(app.models):
         twice = next(link for link in app.models if app.models.count(link) > 1)
         raise InvalidInput(f"application {app.name!r} links '{twice}' twice.")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
-from clipper.types import Batching, InputType, VersionedModel, check_name
+from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -91,6 +91,22 @@ class Limits(msgspec.Struct, frozen=True):
     log_lines_max: Annotated[int, _about("last lines kept of each container's output", "lines", ge=1, le=100_000)] = 200
 
 
+class FeedbackSettings(msgspec.Struct, frozen=True):
+    journal: Annotated[
+        Literal["os", "fsync", "memory"],
+        _about("what acknowledged feedback survives: a kill of the process, a power cut, or nothing"),
+    ] = "os"
+    journal_bytes_max: Annotated[
+        int, _about("journal on disk; feedback beyond it is refused", "bytes", ge=_MIB, le=1 << 40)
+    ] = _GIB
+    write_ms: Annotated[int, _about("states that changed are written to the store this often", "ms", ge=1, le=60_000)] = 100
+    window: Annotated[int, _about("answers remembered for feedback by their id", "answers", ge=1, le=1 << 24)] = 1 << 16
+    window_s: Annotated[float, _about("how long each is remembered", "s", ge=0.1, le=86_400)] = 600.0
+    contexts_max: Annotated[
+        int, _about("users (or sessions, or regions) whose states are kept in memory", "contexts", ge=16, le=1 << 24)
+    ] = 100_000
+
+
 class ModelSettings(msgspec.Struct, frozen=True):
     target: Annotated[str, _about("what to run: `module:function` or a file")] = ""
     replicas: Annotated[int, _about("containers to start", "replicas", ge=0, le=1024)] = 1
@@ -105,7 +121,7 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
     slo_ms: Annotated[float, _about("time from a query to its answer", "ms", ge=0.1, le=86_400_000)] = 20.0
     default: Annotated[Any, _about("the answer when no model is heard in time")] = None
     input: Annotated[str, _about("type of one input; empty for that of the first model")] = ""
-    policy: Annotated[str, _about("selection policy: `single` or `ensemble`")] = "ensemble"
+    policy: Annotated[str, _about("selection policy, as `stacking` or `exp3(eta=0.05)`")] = "ensemble"
     confidence_min: Annotated[float, _about("a less sure answer is replaced by the default", "share", ge=0, le=1)] = 0.0
 
 
@@ -115,6 +131,7 @@ class Config(msgspec.Struct, frozen=True):
     server: ServerSettings = ServerSettings()
     limits: Limits = Limits()
     batching: Batching = Batching()
+    feedback: FeedbackSettings = FeedbackSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     origins: dict[str, str] = {}
@@ -131,7 +148,12 @@ class KeyInfo(msgspec.Struct, frozen=True):
     text: str
 
 
-_SECTIONS: dict[str, type[msgspec.Struct]] = {"server": ServerSettings, "limits": Limits, "batching": Batching}
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "server": ServerSettings,
+    "limits": Limits,
+    "batching": Batching,
+    "feedback": FeedbackSettings,
+}
 _NAMED: dict[str, type[msgspec.Struct]] = {"models": ModelSettings, "apps": ApplicationSettings}
 _Path = tuple[str, ...]
 _Leaves = dict[_Path, tuple[Any, str]]  # path -> value, where it came from
@@ -158,20 +180,20 @@ def describe() -> list[KeyInfo]:
 def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None, **keywords: Any) -> Config:
     """The configuration from a TOML file, the environment (None: this process's), and keywords.
 
-    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of [server], [limits] or [batching]
-    by itself (`state="dir"`); None means not given. Errors: ConfigError.
+    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of [server], [limits],
+    [batching] or [feedback] by itself (`state="dir"`); None means not given. Errors: ConfigError.
     """
     leaves = _from_file(Path(path)) if path is not None else {}
     for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
         leaves.update(more)
     sections = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
-    server, limits, batching = sections["server"], sections["limits"], sections["batching"]
+    server, limits, batching, feedback = (sections[section] for section in _SECTIONS)
     named = {
         section: {name: _build(kind, leaves, (section, name), batching) for name in _names(leaves, section)}
         for section, kind in _NAMED.items()
     }
     config = Config(
-        _with_token(server, leaves), limits, batching, named["models"], named["apps"],
+        _with_token(server, leaves), limits, batching, feedback, named["models"], named["apps"],
         {".".join(path): origin for path, (_, origin) in leaves.items()},
     )  # fmt: skip
     _check(config, leaves)
@@ -453,7 +475,7 @@ def _check(config: Config, leaves: _Leaves) -> None:
             if app.input:
                 InputType.parse(app.input)
             at = ("apps", name, "policy")
-            check_name(app.policy, "policy")
+            check_policy(app.policy)
         except ValueError as error:
             raise refuse(at, str(error)) from None
         if app.slo_ms > config.limits.slo_ms_max:

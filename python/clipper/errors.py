@@ -113,6 +113,13 @@ class UnknownApplication(Unknown):
     known_as = "Applications"
 
 
+class UnknownPrediction(Unknown):
+    """Feedback for a prediction that is not remembered: never made here, too old, or another application's."""
+
+    slug = "prediction-not-found"
+    noun = "prediction"
+
+
 class AlreadyExists(ClipperError):
     """The name, or name and version, is taken, and what is registered does not change."""
 

@@ -30,6 +30,7 @@ from clipper.serving.address import listen
 from clipper.serving.application import ApplicationHandle, slo_in_us
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.dispatch import Dispatch
+from clipper.serving.learning import Learning
 from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.processor import Question, predict
 from clipper.state_dir import StateDir
@@ -61,6 +62,7 @@ class ClipperServer:
         try:
             self._store = open_store(config.server.state, config.limits.state_bytes_max)
             self.catalog = Catalog(self._store)
+            self._learning = Learning(self._store, self._dir.folder, config.feedback)
         except BaseException:
             self._dir.close()
             raise
@@ -93,6 +95,7 @@ class ClipperServer:
                 self._start_replicas(model)
             self._resolve(self.catalog.view)
             self._declare()
+            self._learning.replay()
         except BaseException:
             self.close(drain_s=0)
             raise
@@ -114,6 +117,7 @@ class ClipperServer:
         self._dispatch.stop()
         self._containers.stop()
         self.catalog.close()
+        self._learning.close()
         self._store.close()
         if hasattr(self, "_listener"):
             self._listener.remove()
@@ -242,8 +246,8 @@ class ClipperServer:
     ) -> ApplicationHandle:
         """An application: made, or changed, when settings are given; else the one of that name.
 
-        models: linked models, `svm` or `svm:3`.  settings: slo_ms, default, policy ("single", "ensemble"), confidence_min,
-        input. Raises UnknownModel, TypeConflict, InvalidInput.
+        models: linked models, `svm` or `svm:3`.  settings: slo_ms, default, policy ("stacking", "exp3(eta=0.05)"),
+        confidence_min, input. Raises UnknownModel, TypeConflict, InvalidInput.
         """
         self._check_open()
         if "policy" in settings:
@@ -450,10 +454,12 @@ class ClipperServer:
                 models.append(view.model(link))
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
-        policy = policy_named(app.policy)
         ids = tuple(dict.fromkeys(model.id for model in models))
         cores = {model.id: self._running_of(model).core for model in models}
-        return Question(app.name, ids, cores, policy, policy.init(ids), app.slo_us, app.default, app.confidence_min, self._node)
+        policy, learner, window = self._learning.learner(app.name, app.policy, ids)
+        return Question(
+            app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window
+        )
 
     def _question_for(self, request: PredictionRequest) -> Question:
         """The question of a request that names its candidate models itself."""

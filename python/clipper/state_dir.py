@@ -13,13 +13,14 @@ from clipper.errors import AlreadyExists, ConfigError
 class StateDir:
     """`state` names a folder, `sqlite:FILE` (then its folder), or nothing: then all is temporary.
 
-    models: where packed models are kept.  run: a fresh private folder for sockets, removed at the end.
+    folder: None when all is temporary.  models: where packed models are kept.  run: a fresh private folder for sockets,
+    removed at the end.
     """
 
     def __init__(self, state: str) -> None:
         self._lock = -1
         self.run = Path(tempfile.mkdtemp(prefix="clipper-"))
-        folder = _folder_of(state)
+        self.folder = folder = _folder_of(state)
         try:
             if folder is not None:
                 _make(folder)

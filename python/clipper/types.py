@@ -36,6 +36,15 @@ def check_name(name: str, noun: str = "name") -> str:
     raise ValueError(f"bad {noun} name {shown}: {why}. {rule}")
 
 
+def check_policy(text: str) -> str:
+    """`text`, if it has the form of a policy: a name, and perhaps settings in parentheses; else ValueError."""
+    name, open, rest = text.partition("(") if isinstance(text, str) else (text, "", "")
+    check_name(name.strip() if isinstance(name, str) else name, "policy")
+    if open and not rest.rstrip().endswith(")"):
+        raise ValueError(f"bad policy {text[:100]!r}: the parenthesis is not closed. Write exp3(eta=0.05).")
+    return text
+
+
 VERSION_MAX = 2**31 - 1
 
 
@@ -187,7 +196,8 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
 class Answer(msgspec.Struct, frozen=True, eq=False):
     """What one query came to.
 
-    output: the combined output, or the application's default.  confidence: 0 to 1.  is_default: nobody was heard in
+    output: the combined output, or the application's default.  confidence: 0 to 1; of a policy that learns, calibrated.
+    agreement: how far the models agree, 0 to 1.  is_default: nobody was heard in
     time, or not surely enough; `reason` says why.  models: whose predictions were used.  missing: asked, but not heard.
     """
 
@@ -199,6 +209,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     missing: tuple[VersionedModel, ...] = ()
     latency_us: int = 0
     id: str = ""
+    agreement: float = 1.0
 
     def __repr__(self) -> str:
         output = repr(self.output)

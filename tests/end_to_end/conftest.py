@@ -17,6 +17,7 @@ QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drai
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
     with clipper.start(**QUICK) as started:
+        started._learning.states.start_writing()  # its thread stays too
         started.deploy("warm", lambda xs: xs, input="f64[2]", cache=False)
         while not any(thread.name == "clipper-callbacks" for thread in threading.enumerate()):
             future = started.model("warm").predict(np.zeros(2))  # may be done before the next line: then no thread is needed

@@ -1,10 +1,12 @@
 """What a user holds of an application."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clipper.errors import InvalidInput
+from clipper.serving.observe import Counted, observe, observe_many, truth_of, weight_of
 from clipper.serving.processor import Question, predict
+from clipper.types import Answer
 from clipper_core.future import Future
 
 
@@ -29,6 +31,33 @@ class ApplicationHandle:
         question = self._question(self.name)
         slo_us = question.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
         return predict(question, x, user, slo_us, salt)
+
+    def feedback(
+        self,
+        prediction: str | Answer | None = None,
+        *,
+        label: Any = None,
+        correct: bool | None = None,
+        score: float | None = None,
+        input: Any = None,
+        user: str | None = None,
+        weight: float = 1.0,
+    ) -> bool:
+        """Tell what was right about a query; the application's policy learns from it before this returns, and a crash loses
+        nothing that returned.
+
+        prediction: an `Answer` or its id; or `input` instead (and `user`), and the models are asked again.  label: the right
+        output; or `correct`: whether the answer was; or `score`: how good it was, 0 to 1.  weight: as so many feedbacks.
+        -> True when it counts, False when this prediction's feedback had come before. Raises InvalidInput,
+        UnknownPrediction (too old, never made here, another application's), Overloaded, StoreError. Threads: any.
+        """
+        question = self._question(self.name)
+        return observe(question, prediction, input, user, truth_of(label, correct, score), weight_of(weight))
+
+    def feedback_many(self, predictions: Sequence[str | Answer], labels: Sequence[Any]) -> Counted:
+        """The right outputs of many predictions, written down together. -> how many counted, were told before, and are about
+        predictions that nobody remembers. Raises InvalidInput, Overloaded, StoreError. Threads: any."""
+        return observe_many(self._question(self.name), predictions, labels)
 
     def __repr__(self) -> str:
         question = self._question(self.name)

@@ -4,14 +4,18 @@ Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on t
 runs when somebody asks the future for its result, on that thread.
 """
 
+import contextlib
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from clipper.errors import ForkedProcess, UnknownModel
+from clipper.errors import ClipperError, ForkedProcess, UnknownModel
 from clipper.selection import Plan, Policy, Prediction, Query
 from clipper.serving.dispatch import FORK_HINT
+from clipper.serving.feedback import Window
+from clipper.serving.states import Learner
 from clipper.types import Answer, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -22,21 +26,24 @@ from clipper_core.status import Status
 class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
 
-    models: resolved versions, in link order.  cores: the engine's models, alike.  state: the policy's.
+    models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds what the policy has learned.
+    window: where answers wait for feedback; None for a policy that learns nothing.
     """
 
     name: str
     models: tuple[VersionedModel, ...]
     cores: dict[VersionedModel, CoreModel]
     policy: Policy
-    state: Any
+    learner: Learner
     slo_us: int
     default: Any = None
     confidence_min: float = 0.0
     node: str = ""
+    window: Window | None = None
 
 
 NOBODY = Query()
+next_uniform = random.Random().random  # seeded by the system; what it gave is kept, as the plan's probabilities
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
@@ -44,17 +51,33 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     question: Question
     plan: Plan
+    state: Any
+    user: str = ""
+    late: tuple[tuple[VersionedModel, Future], ...] = ()
 
 
 def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
     """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
     UnknownModel when nothing is linked."""
-    plan = question.policy.select(question.state, Query(user) if user else NOBODY, question.models)
+    state = question.learner.state(user)
+    query = Query(user, next_uniform()) if question.window is not None else NOBODY
+    plan = question.policy.select(state, query, question.models)
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
         raise UnknownModel(f"application {question.name!r} links no model.", hint=hint)
     cores = question.cores
-    return predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, Asked(question, plan))
+    late = _watched(question, plan, x, slo_us, salt) if plan.observers else ()
+    asked = Asked(question, plan, state, user or "", late)
+    return predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
+
+
+def _watched(question: Question, plan: Plan, x: Any, slo_us: int, salt: int) -> tuple[tuple[VersionedModel, Future], ...]:
+    """Observers get the query too; nobody waits for them, and what they refuse is nobody's trouble."""
+    late = []
+    for model in plan.observers:
+        with contextlib.suppress(ClipperError):
+            late.append((model, question.cores[model].predict(x, slo_us, salt)))
+    return tuple(late)
 
 
 def finish(future: Future) -> Answer:
@@ -70,12 +93,15 @@ def finish(future: Future) -> Answer:
             missing.append(model)
     if missing and not arrived and future.status() is Status.FORKED:
         raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
-    combined = question.policy.combine(question.state, arrived, missing)
+    combined = question.policy.combine(asked.state, arrived, missing)
     reason = ""
     if not combined.used:
         reason = _why_nothing(future, asked, arrived)
     elif combined.confidence < question.confidence_min:
         reason = f"confidence {combined.confidence:.2f} is below the application's {question.confidence_min:.2f}"
+    id = f"{question.node}-{future.id:x}"
+    if question.window is not None and arrived:
+        question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, asked.late)
     return Answer(
         output=question.default if reason else combined.output,
         confidence=combined.confidence,
@@ -84,7 +110,8 @@ def finish(future: Future) -> Answer:
         models=combined.used,
         missing=tuple(missing),
         latency_us=future.latency_us,
-        id=f"{question.node}-{future.id:x}",
+        id=id,
+        agreement=combined.agreement,
     )
 
 

@@ -8,6 +8,9 @@ from clipper.errors import InvalidInput, UnknownApplication
 from clipper.selection import policy_named
 from clipper.serving.application import ApplicationHandle, slo_in_us
 from clipper.serving.processor import Question
+from clipper.serving.states import States
+from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
 
 
@@ -27,7 +30,8 @@ def test_an_slo_that_is_none(slo_ms):
 def test_it_follows_its_record():
     models = (VersionedModel("m", 1),)
     policy = policy_named("single")
-    known = {"a": Question("a", models, {}, policy, policy.init(models), 20_000)}
+    states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
+    known = {"a": Question("a", models, {}, policy, states.learner("a", "single", policy, models), 20_000)}
 
     def find(name):
         try:

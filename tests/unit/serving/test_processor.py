@@ -8,6 +8,9 @@ import pytest
 from clipper.errors import ForkedProcess, UnknownModel
 from clipper.selection import Plan, policy_named
 from clipper.serving.processor import Asked, Question, finish, last_line, predict, why
+from clipper.serving.states import States
+from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
 from clipper_core.status import Status
 
@@ -38,12 +41,18 @@ class Ended:
 
 def question(*models, policy="ensemble", **fields):
     chosen = policy_named(policy)
-    return Question("app", models, {}, chosen, chosen.init(models), 1000, **{"default": "none", "node": "n0", **fields})
+    learner = learner_of("app", policy, models)
+    return Question("app", models, {}, chosen, learner, 1000, **{"default": "none", "node": "n0", **fields})
+
+
+def learner_of(application, policy, models):
+    states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
+    return states.learner(application, policy, policy_named(policy), models)
 
 
 def ended(asked, *tasks):
     full = [(status, *rest, *(None, None, "")[len(rest) :]) for status, *rest in tasks]
-    return finish(Ended(Asked(asked, Plan(asked.models)), full))
+    return finish(Ended(Asked(asked, Plan(asked.models), asked.learner.state(None)), full))
 
 
 def test_one_prediction():

@@ -1,0 +1,65 @@
+"""What a server needs to learn from feedback: its states, its journal, its join window, and its name among others."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from clipper.config import FeedbackSettings
+from clipper.errors import ClipperError
+from clipper.selection import Observation, Policy, policy_named
+from clipper.selection.unlearned import Unlearned
+from clipper.serving.feedback import Window, read
+from clipper.serving.states import Learner, States
+from clipper.store.journal import Journal
+from clipper.store.store import Store
+from clipper.types import VersionedModel
+
+_log = logging.getLogger(__name__)
+
+
+class Learning:
+    """Threads: any. folder: the server's state folder; None keeps nothing beyond the process."""
+
+    def __init__(self, store: Store, folder: Path | None, settings: FeedbackSettings) -> None:
+        mode = "memory" if folder is None else settings.journal
+        self.journal = Journal(None if folder is None else folder / "journal", mode, settings.journal_bytes_max)
+        if self.journal.damaged:
+            _log.error("the journal is damaged; feedback acknowledged there is lost: %s", self.journal.damaged)
+        self.states = States(store, self.journal, _name_in(folder), settings.contexts_max, settings.write_ms / 1000)
+        self.window = Window(settings.window, settings.window_s)
+
+    def learner(self, application: str, text: str, models: Sequence[VersionedModel]) -> tuple[Policy, Learner, Window | None]:
+        """Of an application as it is now; no window for a policy that learns nothing."""
+        policy = policy_named(text)
+        learner = self.states.learner(application, text, policy, models)
+        return policy, learner, None if isinstance(policy, Unlearned) else self.window
+
+    def replay(self) -> None:
+        """Learn what was acknowledged and not yet written when the last server of this folder ended."""
+        count = self.states.replay(self._read)
+        if count:
+            _log.info("replayed %d feedbacks from the journal", count)
+
+    def _read(self, record: bytes) -> tuple[Learner, str, Observation] | None:
+        try:
+            application, text, models, user, observation = read(record)
+            policy = policy_named(text)
+        except (ValueError, ClipperError) as error:
+            _log.error("a record of the journal cannot be replayed: %s", error)
+            return None
+        return self.states.learner(application, text, policy, models), user, observation
+
+    def close(self) -> None:
+        self.states.close()
+
+
+def _name_in(folder: Path | None) -> str:
+    """This server's name among those that share a store: kept in its folder, since its numbers are its journal's."""
+    if folder is None:
+        return secrets.token_hex(8)
+    path = folder / "node"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(8) + "\n")
+    return path.read_text().strip()

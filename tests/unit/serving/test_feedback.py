@@ -1,0 +1,133 @@
+"""What feedback may say, which query it is about, and how it is written down."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clipper.errors import InvalidInput, UnknownPrediction
+from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
+from clipper.serving.feedback import Window, read, truth_of, weight_of, written
+from clipper.serving.states import Learner, States
+from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
+from clipper.types import VersionedModel
+
+A, B = VersionedModel("a", 1), VersionedModel("b", 2)
+
+
+@pytest.fixture
+def learner() -> Learner:
+    return States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp3", policy_named("exp3"), (A, B))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fill(window: Window, learner: Learner, *ids: str) -> None:
+    for id in ids:
+        window.add(id, learner, "u", Plan((A,), (0.5,)), {A: Prediction(id)}, id)
+
+
+def test_a_prediction_is_taken_once(learner: Learner) -> None:
+    window = Window(10, 60)
+    fill(window, learner, "x", "y")
+    joined = window.take("x", "app")
+    assert joined is not None
+    assert joined.observation(Truth(7), 1.0).answer == "x"
+    assert window.take("x", "app") is None
+    assert window.take("y", "app") is not None
+
+
+def test_it_is_remembered_so_long_and_so_many(learner: Learner) -> None:
+    clock = Clock()
+    window = Window(3, 60, clock)
+    fill(window, learner, "a", "b", "c", "d")
+    assert len(window) == 3
+    with pytest.raises(UnknownPrediction, match=r"no prediction 'a' .* its last 3 answers, for 60 s"):
+        window.take("a", "app")
+    clock.now = 61
+    with pytest.raises(UnknownPrediction):
+        window.take("d", "app")
+    fill(window, learner, "e")
+    assert len(window) == 1
+
+
+def test_it_is_the_applications_own(learner: Learner) -> None:
+    window = Window(3, 60)
+    fill(window, learner, "a")
+    with pytest.raises(UnknownPrediction, match="one of application 'app', not of 'other'"):
+        window.take("a", "other")
+    assert window.take("a", "app") is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "this has nothing"),
+        ({"label": 1, "correct": True}, "this has label and correct"),
+        ({"correct": True, "score": 0.5}, "this has correct and score"),
+        ({"correct": 1}, "correct=1: it is True or False"),
+        ({"score": 1.5}, "score=1.5: it must lie between 0 and 1"),
+        ({"score": math.nan}, "score=nan"),
+        ({"score": True}, "score=True"),
+        ({"score": "1"}, "score='1'"),
+        ({"label": math.inf}, "label=inf: it must be finite"),
+        ({"label": object()}, "a label is a number, str, bytes or an array, not object"),
+        ({"label": ["a"]}, "a label of dtype <U1"),
+        ({"label": [math.nan]}, "an array label holds finite numbers"),
+    ],
+)
+def test_what_feedback_cannot_say(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        truth_of(**{"label": None, "correct": None, "score": None, **given})  # type: ignore[arg-type]
+
+
+def test_what_it_says() -> None:
+    assert truth_of(np.int64(3), None, None).label == 3
+    assert type(truth_of(np.int64(3), None, None).label) is int
+    assert truth_of(None, False, None).score == 0.0
+    assert truth_of(None, None, 0.25).score == 0.25
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, True, "1", 1001])
+def test_a_weight_that_is_none(weight: object) -> None:
+    with pytest.raises(InvalidInput, match="weight="):
+        weight_of(weight)  # type: ignore[arg-type]
+
+
+outputs = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), st.text(max_size=8), st.binary(max_size=8),
+    st.lists(st.floats(-1, 1), max_size=4).map(np.array),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4).map(lambda xs: np.array(xs, np.int32).reshape(1, -1)),
+)  # fmt: skip
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+@given(outputs, outputs, st.floats(0, 1), st.text(max_size=5))
+def test_an_observation_is_written_and_read(a: object, label: object, p: float, user: str) -> None:
+    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp3", policy_named("exp3"), (B, A))
+    seen = Observation(Plan((A,), (p,)), {A: Prediction(a, 0.5), B: Prediction(1)}, Truth(label), a, 2.0)
+    application, text, models, whose, found = read(written(learner, user, seen))
+    assert (application, text, models, whose) == ("app", "exp3", (A, B), user)
+    assert (found.plan.models, found.plan.probabilities, found.weight) == ((A,), (p,), 2.0)
+    assert same(found.predictions[A].output, a)
+    assert same(found.truth.label, label)
+    assert found.predictions[B] != seen.predictions[B] or found.predictions[B].output == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x91\x01", b"garbage", bytes(50)])
+def test_bytes_of_something_else_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no record of feedback"):
+        read(data)
