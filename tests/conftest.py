@@ -11,7 +11,7 @@ import pytest
 from clipper_core.status import Status, StatusError, bind_errors, error_for
 
 PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
-BYSTANDERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky")
+BYSTANDERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky", "redis-server")
 
 
 def our_threads() -> set[threading.Thread]:

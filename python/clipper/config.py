@@ -25,7 +25,12 @@ def _about(text: str, unit: str = "", ge: float | None = None, le: float | None 
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    state: Annotated[str, _about("where the catalog is kept: a folder, `sqlite:FILE`, or empty for memory only")] = ""
+    state: Annotated[
+        str, _about("where the catalog is kept: a folder, `sqlite:FILE`, `redis://HOST:PORT/DB`, or empty for memory only")
+    ] = ""
+    folder: Annotated[
+        str, _about("where packed models and the journal are kept; empty for the folder of `state`, if it is one")
+    ] = ""
     address: Annotated[
         str, _about("where containers dial in: `unix` (a socket of its own), `unix:PATH` or `tcp://HOST:PORT`")
     ] = "unix"

@@ -58,7 +58,7 @@ class ClipperServer:
         self._pid = os.getpid()
         self._closed = False
         self._engine = _engine_of(config)
-        self._dir = StateDir(config.server.state)
+        self._dir = StateDir(config.server.state, config.server.folder)
         try:
             self._store = open_store(config.server.state, config.limits.state_bytes_max)
             self.catalog = Catalog(self._store)

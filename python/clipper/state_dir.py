@@ -11,24 +11,25 @@ from clipper.errors import AlreadyExists, ConfigError
 
 
 class StateDir:
-    """`state` names a folder, `sqlite:FILE` (then its folder), or nothing: then all is temporary.
+    """`state` names a folder, `sqlite:FILE` (then its folder), or none (memory, a URL); `folder` goes before it. With neither
+    all is temporary.
 
     folder: None when all is temporary.  models: where packed models are kept.  run: a fresh private folder for sockets,
     removed at the end.
     """
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, folder: str = "") -> None:
         self._lock = -1
         self.run = Path(tempfile.mkdtemp(prefix="clipper-"))
-        self.folder = folder = _folder_of(state)
+        self.folder = place = Path(folder).absolute() if folder else _folder_of(state)
         try:
-            if folder is not None:
-                _make(folder)
-                self._lock = _locked(folder)
+            if place is not None:
+                _make(place)
+                self._lock = _locked(place)
         except BaseException:
             shutil.rmtree(self.run, ignore_errors=True)
             raise
-        self.models = (folder or self.run) / "models"
+        self.models = (place or self.run) / "models"
 
     def close(self) -> None:
         shutil.rmtree(self.run, ignore_errors=True)
@@ -39,9 +40,9 @@ class StateDir:
 
 
 def _folder_of(state: str) -> Path | None:
-    if state in ("", "memory", "memory://"):
-        return None
     kind, colon, rest = state.partition(":")
+    if state in ("", "memory") or (kind != "sqlite" and rest.startswith("//")):
+        return None
     if kind == "sqlite" and colon:
         return Path(rest.removeprefix("//")).absolute().parent
     return Path(state).absolute()

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from clipper.errors import InvalidInput, StoreConflict, StoreError
-from clipper.store import ABSENT, Compare, Delete, Event, Get, MemoryStore, Op, Put, Record, SqliteStore, Store, Watch
+from clipper.store import ABSENT, Compare, Delete, Event, Get, MemoryStore, Op, Put, Record, RedisStore, SqliteStore, Store, Watch
 from clipper.store.store import KEY_BYTES_MAX, TXN_OPS_MAX, VALUE_BYTES_MAX
 
 OpenStore = Callable[[int], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 def open_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
     """A function from events_max to a fresh store."""
     opened: list[Store] = []
@@ -23,6 +23,9 @@ def open_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenSt
     def build(events_max: int) -> Store:
         if request.param == "memory":
             store: Store = MemoryStore(events_max)
+        elif request.param == "redis":
+            server = request.getfixturevalue("redis_server")
+            store = RedisStore(f"{server.url}?prefix={tmp_path.name}/{len(opened)}:", events_max)
         else:
             store = SqliteStore(tmp_path / f"{len(opened)}.db", durable=False, events_max=events_max)
         opened.append(store)

@@ -1,0 +1,316 @@
+"""The store in a Redis server, shared by the servers that name the same URL; needs Redis 6.2 or newer.
+
+Everything lies under one prefix, in forms that a person can read with redis-cli:
+
+    clipper:revision       the store's revision
+    clipper:r:KEY          hash: value, revision, created, version
+    clipper:keys           sorted set of all keys, for ranges in the order of their bytes
+    clipper:events         stream of the last changes; an entry's id is REVISION-N
+    clipper:forgotten      changes up to this revision are not in the stream any more
+
+A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost here too (with `appendonly yes`
+nothing at a kill, the last second at a power cut); a store that went back in time is noticed by its watches: RESET.
+
+A command whose connection breaks may or may not have been carried out; it is StoreError, and `put_if` again tells which.
+"""
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import msgpack
+
+from clipper.errors import ConfigError, ForkedProcess, StoreError
+from clipper.store.store import (
+    EVENTS_MAX,
+    Compare,
+    Delete,
+    Event,
+    Get,
+    Op,
+    Put,
+    Record,
+    Store,
+    TxnResult,
+    Watch,
+    check_txn,
+    closed_error,
+)
+
+SLICE_S: Final = 0.1  # a blocked watch looks this often whether it was closed
+PATIENCE_S: Final = 5.0  # for an answer of the server
+_KINDS = {Put: 1, Delete: 2, Get: 3}
+_LAST = (1 << 63) - 1
+
+_LOAD = """
+local p = ARGV[1]
+local function load(key)
+  local r = redis.call('HMGET', p .. 'r:' .. key, 'value', 'revision', 'created', 'version')
+  if not r[2] then return false end
+  return r
+end
+"""
+
+_TXN = (
+    _LOAD
+    + """
+local t, most = cmsgpack.unpack(ARGV[2]), tonumber(ARGV[3])
+local fields = {revision = 2, created_revision = 3, version = 4}
+local ok = true
+for _, c in ipairs(t[1]) do
+  local r = load(c[1])
+  if c[2] == 'value' then
+    ok = ok and r and r[1] == c[3]
+  else
+    ok = ok and (r and tonumber(r[fields[c[2]]]) or 0) == c[3]
+  end
+end
+local ops, found, changed = ok and t[2] or t[3], {}, 0
+for i, op in ipairs(ops) do
+  if op[1] == 3 then found[i] = load(op[2]) end
+end
+local revision = tonumber(redis.call('GET', p .. 'revision') or '0') + 1
+for i, op in ipairs(ops) do
+  local key, old = op[2], load(op[2])
+  local id = string.format('%.0f-%d', revision, i)
+  if op[1] == 1 then
+    local created = old and old[3] or string.format('%.0f', revision)
+    local version = old and tonumber(old[4]) + 1 or 1
+    local now = string.format('%.0f', revision)
+    redis.call('HSET', p .. 'r:' .. key, 'value', op[3], 'revision', now, 'created', created, 'version', version)
+    redis.call('ZADD', p .. 'keys', 0, key)
+    redis.call('XADD', p .. 'events', id, 'kind', 'PUT', 'key', key, 'value', op[3], 'created', created, 'version', version)
+    found[i], changed = {op[3], now, created, tostring(version)}, changed + 1
+  elseif op[1] == 2 then
+    found[i] = old
+    if old then
+      redis.call('DEL', p .. 'r:' .. key)
+      redis.call('ZREM', p .. 'keys', key)
+      redis.call('XADD', p .. 'events', id, 'kind', 'DELETE', 'key', key)
+      changed = changed + 1
+    end
+  end
+end
+if changed == 0 then
+  revision = revision - 1
+else
+  redis.call('SET', p .. 'revision', string.format('%.0f', revision))
+  while redis.call('XLEN', p .. 'events') > most do
+    local first = redis.call('XRANGE', p .. 'events', '-', '+', 'COUNT', 1)[1][1]
+    local oldest = tonumber(string.match(first, '^%d+'))
+    if oldest == revision then break end
+    redis.call('XTRIM', p .. 'events', 'MINID', string.format('%.0f-0', oldest + 1))
+    redis.call('SET', p .. 'forgotten', string.format('%.0f', oldest))
+  end
+end
+for i = 1, #ops do
+  if found[i] == nil then found[i] = false end
+end
+return {ok and 1 or 0, revision, found}
+"""
+)
+
+_RANGE = (
+    _LOAD
+    + """
+local out = {}
+for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[2], ARGV[3])) do out[i] = {key, load(key)} end
+return {tonumber(redis.call('GET', p .. 'revision') or '0'), out}
+"""
+)
+
+_EVENTS = """
+local p = ARGV[1]
+local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[2] .. '-18446744073709551615', '+')
+return {tonumber(redis.call('GET', p .. 'forgotten') or '0'), tonumber(redis.call('GET', p .. 'revision') or '0'), events}
+"""
+
+
+class RedisStore(Store):
+    """Threads: any. url: `redis://HOST:PORT/DB`, `rediss://` for TLS, `unix:///PATH`; `?prefix=NAME:` for a namespace other
+    than `clipper:`.
+
+    Errors: StoreError when the server cannot be reached, is read-only, full or too old.
+    """
+
+    def __init__(self, url: str, events_max: int = EVENTS_MAX) -> None:
+        try:
+            import redis
+        except ImportError:
+            hint = "pip install 'clipper-serving[redis]'."
+            raise ConfigError(f"state={shown(url)!r} needs the package redis, which is not installed.", hint=hint) from None
+        self.name = shown(url)
+        self._errors: Any = redis.exceptions
+        self._events_max = events_max
+        self._pid = os.getpid()
+        self._closed = False
+        address, self._prefix = _without_prefix(url)
+        try:
+            self._redis: Any = redis.Redis.from_url(address, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S)
+        except ValueError as error:
+            raise ConfigError(f"no store for state={self.name!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
+        self._txn, self._range, self._tail = (self._redis.register_script(text) for text in (_TXN, _RANGE, _EVENTS))
+        with self._asking():
+            self._redis.ping()
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """One exchange with the server; what goes wrong there is a StoreError that names it."""
+        if self._closed:
+            raise closed_error(self.name)
+        if os.getpid() != self._pid:
+            raise ForkedProcess(f"store {self.name} belongs to the process that opened it.", hint="Open it again here.")
+        try:
+            yield
+        except self._errors.ConnectionError as error:
+            if self._closed:
+                raise closed_error(self.name) from None
+            why = str(error).rstrip(".")
+            raise StoreError(f"store {self.name} cannot be reached: {why}.", hint="Is redis-server running there?") from None
+        except self._errors.TimeoutError:
+            raise StoreError(f"store {self.name} did not answer within {PATIENCE_S:g} s.", hint="Is it overloaded?") from None
+        except self._errors.RedisError as error:
+            raise StoreError(f"store {self.name} refused: {error}") from None
+        except (OSError, ValueError) as error:  # its connection was closed under a watch
+            if self._closed:
+                raise closed_error(self.name) from None
+            raise StoreError(f"store {self.name} cannot be reached: {error}.") from None
+
+    def get(self, key: str) -> Record | None:
+        with self._asking():
+            found = self._redis.hmget(self._prefix + "r:" + key, "value", "revision", "created", "version")
+        return _record(key, found if found[1] is not None else None)
+
+    def range(self, prefix: str) -> tuple[list[Record], int]:
+        raw = prefix.encode()
+        low, high = (b"[" + raw, b"(" + raw + b"\xff") if raw else (b"-", b"+")
+        with self._asking():
+            revision, found = self._range(args=[self._prefix, low, high])
+        records = [_record(key.decode(), parts) for key, parts in found]
+        return [record for record in records if record is not None], revision
+
+    def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+        check_txn(compares, then, orelse)
+        asked = [[[c.key, c.field, c.equals] for c in compares], _packed(then), _packed(orelse)]
+        with self._asking():
+            ok, revision, found = self._txn(args=[self._prefix, msgpack.packb(asked, use_bin_type=False), self._events_max])
+        ops = then if ok else orelse
+        return TxnResult(bool(ok), tuple(_record(op.key, parts) for op, parts in zip(ops, found, strict=True)), revision)
+
+    def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        return _RedisWatch(self, prefix, self.revision if from_revision is None else from_revision)
+
+    @property
+    def revision(self) -> int:
+        with self._asking():
+            return int(self._redis.get(self._prefix + "revision") or 0)
+
+    def close(self) -> None:
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._redis.close()
+
+
+class _RedisWatch:
+    """A cursor over the stream of changes. Threads: any may close it; one reads it."""
+
+    def __init__(self, store: RedisStore, prefix: str, cursor: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._cursor = cursor  # changes up to this revision have been taken
+        self._synced = False
+        self._ready: deque[Event] = deque()
+        self._closed = False
+
+    def next(self, timeout_s: float | None = None) -> Event | None:
+        give_up = None if timeout_s is None else monotonic() + timeout_s
+        while not self.closed:
+            self._collect()
+            if self._ready:
+                return self._ready.popleft()
+            left = SLICE_S if give_up is None else min(SLICE_S, give_up - monotonic())
+            if left <= 0:
+                return None
+            self._wait(left)
+        return None
+
+    def _wait(self, seconds: float) -> None:
+        """Until there is a change, or the time is over."""
+        store = self._store
+        stream = {store._prefix + "events": f"{self._cursor}-{_LAST}"}
+        try:
+            with store._asking():
+                store._redis.xread(stream, count=1, block=max(1, round(seconds * 1000)))
+        except StoreError:
+            if not self.closed:
+                raise
+
+    def _collect(self) -> None:
+        if self._ready:
+            return
+        store = self._store
+        try:
+            with store._asking():
+                forgotten, revision, entries = store._tail(args=[store._prefix, self._cursor])
+        except StoreError:
+            if self.closed:
+                return
+            raise
+        if self._cursor < forgotten or self._cursor > revision:
+            self._ready.append(Event("RESET", revision))
+        else:
+            events = (_event(id, dict(zip(parts[::2], parts[1::2], strict=True))) for id, parts in entries)
+            self._ready.extend(event for event in events if event.key.startswith(self._prefix))
+        self._cursor = revision
+        if not self._synced:
+            self._synced = True
+            self._ready.append(Event("SYNC", revision))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._store._closed
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self.next()) is not None:
+            yield event
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
+
+
+def _without_prefix(url: str) -> tuple[str, str]:
+    address, _, query = url.partition("?")
+    options = [option for option in query.split("&") if option]
+    named = [option.removeprefix("prefix=") for option in options if option.startswith("prefix=")]
+    rest = [option for option in options if not option.startswith("prefix=")]
+    return address + ("?" + "&".join(rest) if rest else ""), named[-1] if named else "clipper:"
+
+
+def _packed(ops: Sequence[Op]) -> list[list[Any]]:
+    return [[_KINDS[type(op)], op.key, *([op.value] if isinstance(op, Put) else [])] for op in ops]
+
+
+def _record(key: str, parts: Sequence[bytes] | None) -> Record | None:
+    if not parts:
+        return None
+    return Record(key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]))
+
+
+def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:
+    revision, key = int(id.partition(b"-")[0]), fields[b"key"].decode()
+    if fields[b"kind"] == b"DELETE":
+        return Event("DELETE", revision, key)
+    record = Record(key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]))
+    return Event("PUT", revision, key, record)

@@ -1,0 +1,71 @@
+"""A real Redis server for the tests of this room, on a socket of its own, with a log so that it survives a kill."""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class RedisServer:
+    """One redis-server process that can be killed, frozen and started again on the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.url = f"unix://{folder}/redis.sock"
+        self.start()
+
+    def start(self, *options: str) -> None:
+        command = ["redis-server", "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--dir", str(self._folder),
+                   "--save", "", "--appendonly", "yes", "--enable-debug-command", "local", *options]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 20
+        while self._ask("PING") != b"+PONG":
+            assert self.process.poll() is None, "redis-server ended at once; run it by hand to see why"
+            assert time.monotonic() < until, "redis-server did not come up within 20 s"
+            time.sleep(0.01)
+
+    def _ask(self, command: str) -> bytes:
+        import socket
+
+        with socket.socket(socket.AF_UNIX) as line:
+            try:
+                line.settimeout(1)
+                line.connect(f"{self._folder}/redis.sock")
+                line.sendall(command.encode() + b"\r\n")
+                return line.recv(64).strip()
+            except OSError:
+                return b""
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def started() -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on this machine. apt-get install redis-server")
+    folder = Path(tempfile.mkdtemp(prefix="redis-"))
+    server = RedisServer(folder)
+    yield server
+    server.kill()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    """Shared by a module of tests; each takes a prefix of its own."""
+    yield from started()
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A test's own, to be killed."""
+    yield from started()

@@ -1,0 +1,135 @@
+"""What only a server elsewhere can do: be killed, hang, be read-only, lose its memory, be the wrong one."""
+
+import contextlib
+import random
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import ConfigError, StoreError
+from clipper.store import Event, Put, RedisStore, open_store, redis
+
+RedisServer = Any  # conftest.py has it
+
+
+def test_a_person_can_read_it(redis_server: RedisServer) -> None:
+    with RedisStore(redis_server.url + "?prefix=read:") as store:
+        store.put("app/digits", b"hello")
+    path = redis_server.url.removeprefix("unix://")
+    found = subprocess.run(["redis-cli", "-s", path, "HGETALL", "read:r:app/digits"], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["value", "hello", "revision", "1", "created", "1", "version", "1"]
+
+
+def test_prefixes_are_stores_of_their_own(redis_server: RedisServer) -> None:
+    with RedisStore(redis_server.url + "?prefix=one:") as one, RedisStore(redis_server.url + "?prefix=two:") as two:
+        one.put("a", b"1")
+        assert two.get("a") is None
+        assert (one.revision, two.revision) == (1, 0)
+
+
+def test_what_was_acknowledged_survives_a_kill(own_redis: RedisServer) -> None:
+    """Of the transaction in flight at the kill nobody knows; it is there wholly or not at all."""
+    draw = random.Random(1)
+    store = RedisStore(own_redis.url)
+    acknowledged = 0
+    for _ in range(3):
+        timer = threading.Timer(draw.uniform(0.05, 0.2), own_redis.kill)
+        timer.start()
+        with contextlib.suppress(StoreError):
+            while True:
+                n = acknowledged + 1
+                store.txn((), (Put("n", b"%d" % n), Put("twin", b"%d" % n)))
+                acknowledged = n
+        timer.join()
+        own_redis.start()
+        records, revision = store.range("")
+        assert len({record.value for record in records}) == 1
+        assert revision in (acknowledged, acknowledged + 1)
+        acknowledged = revision
+    store.close()
+
+
+def test_a_server_that_hangs_is_an_error_and_then_goes_on(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
+    with RedisStore(own_redis.url) as store:
+        store.put("a", b"1")
+        own_redis.signal(signal.SIGSTOP)
+        with pytest.raises(StoreError, match=r"did not answer within 0\.3 s|cannot be reached"):
+            store.get("a")
+        own_redis.signal(signal.SIGCONT)
+        record = store.get("a")
+        assert record is not None
+        assert record.value == b"1"
+
+
+def test_a_read_only_server_refuses_and_keeps(own_redis: RedisServer) -> None:
+    with RedisStore(own_redis.url) as store:
+        store.put("a", b"1")
+        store._redis.replicaof("127.0.0.1", "1")
+        with pytest.raises(StoreError, match="refused"):
+            store.put("a", b"2")
+        assert [record.value for record in store.range("")[0]] == [b"1"]
+
+
+def test_a_server_that_lost_its_memory_resets_its_watches(own_redis: RedisServer) -> None:
+    with RedisStore(own_redis.url) as store:
+        store.put("a", b"1")
+        store.put("b", b"1")
+        watch = store.watch("", 2)
+        assert watch.next(5) == Event("SYNC", 2)
+        store._redis.flushall()
+        store.put("c", b"1")
+        assert watch.next(5) == Event("RESET", 1)
+
+
+def test_watches_of_other_connections_hear(redis_server: RedisServer) -> None:
+    url = redis_server.url + "?prefix=hear:"
+    with RedisStore(url) as one, RedisStore(url) as two:
+        watch = two.watch("a", 0)
+        assert watch.next(5) == Event("SYNC", 0)
+        one.put("b", b"not ours")
+        record = one.put("a", b"ours")
+        assert watch.next(5) == Event("PUT", 2, "a", record)
+
+
+def test_no_server(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"store unix://.* cannot be reached: .*Is redis-server running there"):
+        RedisStore(f"unix://{tmp_path}/none.sock")
+
+
+def test_a_password_is_not_shown() -> None:
+    assert redis.shown("redis://me:secret@host:1/0?prefix=x:") == "redis://me:***@host:1/0?prefix=x:"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(StoreError) as caught:
+            RedisStore(f"redis://me:secret@127.0.0.1:{taken.getsockname()[1]}/0")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("state", ["etcd://x", "http://x"])
+def test_other_urls_are_refused_with_those_that_work(state: str) -> None:
+    with pytest.raises(ConfigError, match="redis://HOST:PORT/DB"):
+        open_store(state)
+
+
+def total(xs: Any) -> Any:
+    return xs.sum(axis=1)
+
+
+def test_a_server_comes_back_from_redis(own_redis: RedisServer, tmp_path: Path) -> None:
+    settings = {"state": own_redis.url, "folder": str(tmp_path)}
+    with clipper.start(**settings) as server:
+        server.deploy("m", total, input="f64[2]")
+        app = server.app("a", models=["m"], policy="exp4", slo_ms=5000)
+        assert app.feedback(app.predict(np.ones(2)).result(10), label=2.0)
+    with clipper.start(**settings) as server:
+        app = server.app("a")
+        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
+        assert app._question("a").learner.state(None).seen == 1
