@@ -23,6 +23,7 @@ help:  ## list the targets
 	@echo
 	@echo '  make demo ARGS="--seconds 10"     options of the command behind a target'
 	@echo '  make bench NAME=reference         one benchmark of bench/system or bench/paper'
+	@echo '  make bench ARGS="--rows hit,miss" some groups of rows of the engine; ARGS=--markdown: as in docs/benchmarks.md'
 	@echo '  CLIPPER_BUILD=debug make test     release (default), debug, tsan, asan or coverage'
 
 venv: .venv/.installed  ## .venv with the compiled core, this project and its tools
@@ -48,10 +49,10 @@ check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy
 stress: .venv/.installed  ## the stress tests at twenty times their size
 	@CLIPPER_STRESS=$${CLIPPER_STRESS:-20} $(PY) -m pytest tests/stress $(ARGS)
 
-bench: .venv/.installed  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
+bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
 	@$(PY) -m bench $(NAME) $(ARGS)
 
-micro: .venv/.installed  ## the price of each structure of the core, in ns
+micro: .venv/.peers  ## the price of each structure of the core, in ns
 	@$(PY) -m pytest bench/micro --benchmark-columns=min,median,iqr --benchmark-sort=name $(ARGS)
 
 docs: .venv/.installed  ## every key, error, verb and frame has its place in docs/, and every link leads somewhere
@@ -94,6 +95,12 @@ distclean: clean  ## .venv too
 	@$(PY) setup.py --quiet build_ext --inplace --parallel $(JOBS) >build/core.log 2>&1 || { cat build/core.log; exit 1; }
 	@grep -A 5 "warning:" build/core.log || true
 	@touch $@
+
+# The libraries that benchmarks compare with. Without them the rows say "not installed"; nothing else needs them.
+.venv/.peers: .venv/.installed pyproject.toml
+	@echo "installing what the benchmarks compare with (about 15 s)"
+	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"])') \
+	  && touch $@ || echo "not all of them could be installed: their rows will say so"
 
 .venv/.installed: pyproject.toml container_sdk/pyproject.toml .venv/.core
 	@test pyproject.toml -ot $@ && test container_sdk/pyproject.toml -ot $@ || { \

@@ -1,8 +1,9 @@
-"""python -m bench NAME [--json] [--quick] [--strict]: one module of bench/system or bench/paper."""
+"""python -m bench NAME [--json|--markdown] [--quick] [--rows A,B] [--strict]: one module of bench/system or bench/paper."""
 
 import argparse
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
 import traceback
@@ -11,7 +12,7 @@ from types import ModuleType
 
 import bench.paper
 import bench.system
-from bench.harness import tell
+from bench.harness import FAILED, UnknownRows, tell
 
 
 def questions() -> dict[str, str]:
@@ -34,6 +35,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="What clipper costs, beside its anchors.")
     parser.add_argument("name", nargs="?", help="the question")
     parser.add_argument("--json", action="store_true", help="a list of rows on stdout")
+    parser.add_argument("--markdown", action="store_true", help="the tables of docs/benchmarks.md")
+    parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (those of engine: see its table)")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
     options = parser.parse_args()
@@ -44,12 +47,20 @@ def main() -> int:
             print(f"  {name:14} {source_of(module).partition(chr(10))[0].strip(chr(34))}", file=out)
         return 0 if options.name is None else 2
     try:
-        rows = importlib.import_module(known[options.name]).main(options.quick)
+        question = importlib.import_module(known[options.name]).main
+        if options.rows and "rows" not in inspect.signature(question).parameters:
+            print(f"{options.name!r} has no --rows", file=sys.stderr)
+            return 2
+        rows = question(options.quick, options.rows.split(",")) if options.rows else question(options.quick)
+    except UnknownRows as unknown:
+        print(unknown, file=sys.stderr)
+        return 2
     except Exception:
         traceback.print_exc()
         return 1
-    tell(rows, options.json)
-    return int(options.strict and any(row.met is False for row in rows))
+    tell(rows, "json" if options.json else "markdown" if options.markdown else "table")
+    failed = any(row.missing.startswith(FAILED) for row in rows)
+    return int(failed or (options.strict and any(row.met is False for row in rows)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ def change(before: dict[str, Any], after: dict[str, Any]) -> float:
     """How many times better `after` is. Where there are anchors, the ratios to them are compared: unlike the figures,
     they hold from one machine or busy hour to another."""
     old, new = before["value"], after["value"]
+    if old is None or new is None:
+        return 1.0
     if before["against_value"] and after["against_value"]:
         old, new = old / before["against_value"], new / after["against_value"]
     if not old or not new:
@@ -44,6 +46,9 @@ def main() -> int:
     for name in [*before, *(name for name in after if name not in before)]:
         if name not in before or name not in after:
             print(f"{name}: only {'after' if name in after else 'before'}")
+            continue
+        if gone := [word for word, one in (("before", before), ("after", after)) if one[name]["value"] is None]:
+            print(f"{name}: no figure {' and '.join(gone)}")
             continue
         factor, allowed = change(before[name], after[name]), tolerance(before[name], after[name])
         verdict = "better" if factor > allowed else "WORSE" if factor < 1 / allowed else "same"

@@ -44,7 +44,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. No goal: `met` is None."""
+    """One figure. `ratio` is what `goal` bounds: times better, or value / against_value. No goal: `met` is None.
+
+    question: the group it is shown in. bounded_by: what keeps it from its goal, said of a row that falls short.
+    missing: why there is no figure (then `value` is NaN): a peer that is not installed, a part that this build has not.
+    """
 
     name: str
     value: float
@@ -56,6 +60,9 @@ class Row:
     met: bool | None = None
     note: str = ""
     spread: str = ""
+    question: str = ""
+    bounded_by: str = ""
+    missing: str = ""
 
 
 RATES = ("/s", "x", "%", "share")  # units of which more is better; of all others less is
@@ -69,8 +76,9 @@ def row(
     against_value: "float | Sample | None" = None,
     goal: Goal | None = None,
     note: str = "",
+    bounded_by: str = "",
 ) -> Row:
-    """A figure beside its anchor. Samples stand for their medians and give the spread."""
+    """A figure beside its anchor. Samples stand for their medians and give the spread. bounded_by: kept if it falls short."""
     spread = value.spread() if isinstance(value, Sample) else ""
     figure = value.median if isinstance(value, Sample) else float(value)
     anchor = against_value.median if isinstance(against_value, Sample) else against_value
@@ -78,7 +86,21 @@ def row(
     if anchor:
         better = figure / anchor if unit.endswith(RATES) else anchor / figure if figure else float("inf")
         ratio = better if goal and goal.kind == "times_better" else figure / anchor
-    return Row(name, figure, unit, against, anchor, ratio, str(goal or ""), is_met(goal, figure, ratio), note, spread)
+    met = is_met(goal, figure, ratio)
+    why = bounded_by if met is False else ""
+    return Row(name, figure, unit, against, anchor, ratio, str(goal or ""), met, note, spread, bounded_by=why)
+
+
+FAILED = "failed"  # how `missing` begins when a measurement raised
+
+
+class UnknownRows(Exception):
+    """--rows names a group that there is not."""
+
+
+def absent(name: str, unit: str, missing: str, against: str = "", goal: Goal | None = None) -> Row:
+    """A row without a figure, and why."""
+    return Row(name, float("nan"), unit, against, goal=str(goal or ""), missing=missing)
 
 
 def is_met(goal: Goal | None, value: float, ratio: float | None) -> bool | None:
@@ -113,6 +135,14 @@ class Sample:
 
     def spread(self) -> str:
         return f"{short(self.min)}-{short(self.p90)}"
+
+    def map(self, fn: Callable[[float], float]) -> "Sample":
+        """Each repetition in another unit."""
+        return Sample(tuple(fn(value) for value in self.values))
+
+    def plus(self, other: "Sample") -> "Sample":
+        """Turn by turn: what both cost together."""
+        return Sample(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
 def interleave(
@@ -316,31 +346,73 @@ def short(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def cells(r: Row) -> tuple[str, ...]:
+    """What a table shows of a row."""
+    if r.missing:
+        return (r.name, "-", "", r.against, "", "", r.goal, "-")
+    met = {True: "yes", False: "NO", None: ""}[r.met]
+    ratio = f"{short(r.ratio)} x" if r.ratio is not None else ""
+    return (r.name, f"{short(r.value)} {r.unit}", r.spread, r.against, short(r.against_value), ratio, r.goal, met)
+
+
+HEAD = ("", "value", "spread", "against", "anchor", "ratio", "goal", "met")
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What is to be said below a table: why a row has no figure, what bounds it, what it is. Said once for rows that share it."""
+    said: dict[str, list[str]] = {}
+    for r in rows:
+        bounded = f"falls short, bounded by {r.bounded_by}" if r.bounded_by else ""
+        for text in (r.missing, bounded, r.note):
+            if text:
+                said.setdefault(text, []).append(r.name)
+    return [f"{'; '.join(dict.fromkeys(names))}: {text}" for text, names in said.items()]
+
+
 def table(rows: Sequence[Row]) -> str:
-    """For a person: one line a row, the notes below."""
-    head = ("", "value", "spread", "against", "anchor", "ratio", "goal", "met")
-    met = {True: "yes", False: "NO", None: ""}
-    lines = [head] + [
-        (
-            r.name, f"{short(r.value)} {r.unit}", r.spread, r.against, short(r.against_value),
-            f"{short(r.ratio)} x" if r.ratio is not None else "", r.goal, met[r.met],
-        )
-        for r in rows
-    ]  # fmt: skip
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    notes = [f"  {r.name}: {r.note}" for r in rows if r.note]
-    return "\n".join(text + notes)
+    """For a person: one line a row, grouped by question, the remarks below."""
+    lines = [HEAD, *(cells(r) for r in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    text = []
+    for number, line in enumerate(lines):
+        if number and rows[number - 1].question and (number == 1 or rows[number - 2].question != rows[number - 1].question):
+            text.append(f"-- {rows[number - 1].question}")
+        text.append("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    return "\n".join(text + [f"  {remark}" for remark in remarks(rows)])
 
 
-def tell(rows: Sequence[Row], as_json: bool) -> None:
-    """A table with the machine below it; or, on stdout alone, a JSON list of rows and the machine on stderr."""
+def markdown(rows: Sequence[Row]) -> str:
+    """The same for docs/benchmarks.md: a table a question, with what bounds a row that falls short."""
+    text: list[str] = []
+    for number, r in enumerate(rows):
+        if number == 0 or rows[number - 1].question != r.question:
+            text += ["", f"#### {r.question or 'rows'}", "", "| row | value | spread | against | anchor | ratio | goal | met |"]
+            text += ["|---|---|---|---|---|---|---|---|"]
+        text.append("| " + " | ".join(cells(r)) + " |")
+        if number + 1 == len(rows) or rows[number + 1].question != r.question:
+            group = [one for one in rows if one.question == r.question]
+            said = [f"- {remark}" for remark in remarks(group)]
+            text += ["", *said] if said else []
+    return "\n".join(text).strip() + "\n"
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """One line: how many goals are met, how many fall short, how many rows have no figure."""
+    with_goal = [r for r in rows if r.goal and not r.missing]
+    met, gone = sum(r.met is True for r in with_goal), sum(bool(r.missing) for r in rows)
+    return f"{met} of {len(with_goal)} goals met, {len(with_goal) - met} short; {gone} of {len(rows)} rows without a figure"
+
+
+def tell(rows: Sequence[Row], form: str) -> None:
+    """form: "table", with the machine below it; "markdown"; or "json", a list of rows with the machine on stderr."""
     below = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
-    if as_json:
+    if form == "json":
         print(json.dumps([finite(asdict(r)) for r in rows], ensure_ascii=False, indent=1))
-        print(below, file=sys.stderr)
+        print(f"{verdict(rows)}\n{below}", file=sys.stderr)
+    elif form == "markdown":
+        print(f"{below}, {time.strftime('%Y-%m-%d')}. {verdict(rows)}.\n\n{markdown(rows)}")
     else:
-        print(f"{table(rows)}\n{below}")
+        print(f"{table(rows)}\n{verdict(rows)}\n{below}")
 
 
 def finite(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,40 @@
-"""The harness of the benchmarks: what it says must be so."""
+"""The harness of the benchmarks: what it says must be so. And the rows of `python -m bench engine`: none may be missing."""
 
+import importlib.util
+import json
+import random
+from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import bench.__main__
+import bench.compare
+from bench import harness
 from bench.compare import change, tolerance
-from bench.harness import Goal, Row, Sample, arrivals, interleave, is_met, open_loop, row, short, table, window_ns
+from bench.harness import (
+    FAILED,
+    Goal,
+    Row,
+    Sample,
+    absent,
+    arrivals,
+    interleave,
+    is_met,
+    markdown,
+    open_loop,
+    row,
+    short,
+    table,
+    tell,
+    window_ns,
+)
+from bench.system import bare
+from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
+from bench.system.engine.effort import TINY
 
 
 def answered(value: Any) -> "Future[Any]":
@@ -126,3 +153,189 @@ def test_a_table_shows_every_row() -> None:
     assert "5 M 1/s" in text
     assert "two: why" in text
     assert [short(v) for v in (0.01234, 12345.0, None)] == ["0.0123", "12 300", ""]
+
+
+def test_a_row_without_a_figure_says_why_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    goal = Goal("at_most", 2)
+    there = row("there", 3.0, "us", "C", 1.0, goal, bounded_by="the machine")
+    rows = [absent("gone", "us", "not in this build", "C", goal), there]
+    for form, text in (("table", table(rows)), ("markdown", markdown(rows))):
+        assert "gone: not in this build" in text, form
+        assert "there: falls short, bounded by the machine" in text, form
+    tell(rows, "json")
+    printed = capsys.readouterr()
+    first, second = json.loads(printed.out)
+    assert (first["value"], first["missing"], first["goal"]) == (None, "not in this build", "≤ 2 x")
+    assert (second["met"], second["bounded_by"]) == (False, "the machine")
+    assert "0 of 1 goals met, 1 short; 1 of 2 rows without a figure" in printed.err
+
+
+def test_what_bounds_a_row_is_said_only_when_it_falls_short() -> None:
+    assert row("x", 1.0, "us", "C", 1.0, Goal("at_most", 2), bounded_by="the machine").bounded_by == ""
+
+
+def test_a_comparison_names_rows_without_a_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("before", None), ("after", 3.0)):
+        fields = {"name": "x", "value": value, "unit": "ns", "against_value": None, "spread": ""}
+        (tmp_path / name).write_text(json.dumps([fields]))
+    monkeypatch.setattr("sys.argv", ["compare", str(tmp_path / "before"), str(tmp_path / "after")])
+    assert bench.compare.main() == 0
+    assert "x: no figure before" in capsys.readouterr().out
+
+
+# -- the rows of the engine: every goal there is has its row, whatever this build and this machine can measure
+
+NAMES = {
+    "hit": ["hit f64[1], of a no-op call", "hit f64[1], of the reference", "hit f32[784], of no-op + hash",
+            "hit f32[784], of the reference"],
+    "miss": [f"miss {kind}, {where}{anchor}" for kind in ("f64[1]", "f32[784]") for where in ("unix socket", "shared memory")
+             for anchor in ("", ", of the reference")],
+    "bulk": ["bulk hit f64[1], 1 M entries", "bulk miss f64[1], unix socket", "bulk miss f64[1], shared memory",
+             "bulk f32[784], unix socket", "bulk f32[784], shared memory"],
+    "trip": [f"RTT, {how}{anchor}" for anchor in ("", ", of bare C") for how in (
+             "unix socket", "TCP", "shared memory, spinning", "shared memory, futex", "awaited on uvloop")],
+    "lookup": [*(f"lookup, nogil, {threads}, of {peer}" for threads in ("1 thread", "2 threads") for peer in (
+               "cachebox", "theine", "lru-dict", "functools")), "lookup, 2 threads of 1"],
+    "ratio": [f"hit ratio below global {policy}, {trace}" for policy in ("CLOCK", "SIEVE") for trace in (
+              "zipf 0.9", "zipf 1.0", "zipf 1.1", "drift")],
+    "timers": [f"timer, {what}{anchor}" for what in ("a query", "longest stall") for anchor in (
+               "", ", of asyncio", ", of uvloop")],
+    "codec": [f"codec, encode 256 x f32[784], {side}" for side in ("engine", "container")]
+    + [f"codec, encode + decode 256 x f32[784], of {peer}" for peer in ("msgspec", "msgpack", "Arrow IPC", "pickle5")]
+    + [f"codec, decode at any size, {side}" for side in ("core", "container")] + ["codec, payload off a multiple of 64"]
+    + [f"codec, encode 1000 strings of 100{what}" for what in ("", ", engine", ", of msgspec", ", of pickle5", ", of Arrow IPC")],
+    "work": ["work queue, publish, of an atomic add", "work queue, publish + take, of SimpleQueue",
+             "work queue, publish + take, of queue.Queue", "work queue, system calls a query, loop awake"],
+    "delivery": ["delivery, answers that needed the GIL", "delivery, loop wakes a batch", "delivery, eventfd writes a batch",
+                 "delivery, latency while Python is busy"],
+    "batching": [f"batching {mode}, {what}" for mode in ("fit", "aimd") for what in (
+                 "Poisson, goodput", "bursty, goodput", "late", "batches to 90 % of the best size")]
+    + [f"batching aimd, SVM-like at 1.3 x, of {what}" for what in ("no batching", "plain AIMD")],
+    "overload": [f"overload {times} x, {what}" for times in (2, 10) for what in (
+                 "goodput of peak", "admitted p99", "refusal p99", "recovery")],
+    "containers": ["containers, loop threads for 500", "containers, idle cost of 500", "containers, hit beside them",
+                   "containers, RTT beside them"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_goal_of_the_engine_has_its_row(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "is_met", lambda goal, value, ratio: None if goal is None else False)  # all fall short
+    rows = measure(group, TINY)
+    assert not [one.missing for one in rows if one.missing.startswith(FAILED)]
+    names = [one.name for one in rows]
+    assert len(names) == len(set(names)), "two rows of one name: a comparison would lose one"
+    if group != "overload" or importlib.util.find_spec("bench.system.overload") is None:
+        assert not set(NAMES[group]) - set(names), "a goal without a row"
+    for one in rows:
+        assert one.question.startswith(f"{group}: ")
+        assert one.missing or np.isfinite(one.value), one.name
+        assert one.missing or not one.goal or one.bounded_by, f"{one.name} could fall short and not say why"
+
+
+def test_the_names_are_those_of_all_groups() -> None:
+    assert tuple(NAMES) == GROUPS
+
+
+def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "peer", lambda module: None)
+    monkeypatch.setattr(servers, "describe", list)
+    monkeypatch.setattr(bare.shutil, "which", lambda name: None)
+    rows = {one.name: one for one in lookup.rows(TINY)}
+    assert "pip install 'clipper-serving[peers]'" in rows["lookup, nogil, 1 thread, of cachebox"].missing
+    assert servers.settings("unix") == {}
+    assert servers.settings("shm") == "not in this build: no configuration key 'shared_memory'"
+    with bare.bare() as program:
+        assert program is None
+
+
+def test_rows_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["engine", "--rows", "nonsense"], ["deadlines", "--rows", "hit"]):
+        monkeypatch.setattr("sys.argv", ["bench", *arguments])
+        assert bench.__main__.main() == 2
+    assert "no rows nonsense; there are hit, miss" in capsys.readouterr().err
+
+
+def test_a_group_that_raises_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: object) -> list[Row]:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("bench.system.engine.ratio.rows", broken)
+    monkeypatch.setattr("sys.argv", ["bench", "engine", "--quick", "--json", "--rows", "ratio"])
+    assert bench.__main__.main() == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[0]["missing"] == "failed: OSError: no memory"
+    assert "Traceback" in printed.err
+
+
+# -- the simulators have slow obvious twins
+
+
+def slow_clock(keys: list[int], capacity: int) -> int:
+    ring: list[list[int]] = []  # [key, referenced], the hand is at 0
+    hits = 0
+    for key in keys:
+        known = [entry for entry in ring if entry[0] == key]
+        if known:
+            known[0][1], hits = 1, hits + 1
+            continue
+        while len(ring) == capacity:
+            entry = ring.pop(0)
+            if entry[1]:
+                ring.append([entry[0], 0])
+        ring.append([key, 0])
+    return hits
+
+
+def slow_sieve(keys: list[int], capacity: int) -> int:
+    queue: list[list[int]] = []  # [key, visited], the newest first
+    hand: list[int] | None = None
+    hits = 0
+    for key in keys:
+        known = [entry for entry in queue if entry[0] == key]
+        if known:
+            known[0][1], hits = 1, hits + 1
+            continue
+        if len(queue) == capacity:
+            at = next((i for i, entry in enumerate(queue) if entry is hand), len(queue) - 1)
+            while queue[at][1]:
+                queue[at][1] = 0
+                at = at - 1 if at else len(queue) - 1
+            hand = queue[at - 1] if at else None
+            del queue[at]
+        queue.insert(0, [key, 0])
+    return hits
+
+
+@pytest.mark.parametrize(("fast", "slow"), [(ratio.clock, slow_clock), (ratio.sieve, slow_sieve)], ids=["clock", "sieve"])
+def test_a_simulated_cache_is_its_slow_twin(
+    fast: Callable[[list[int], int], float], slow: Callable[[list[int], int], int]
+) -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        capacity = rng.randint(1, 12)
+        keys = [int(rng.paretovariate(0.6)) % 40 for _ in range(200)]
+        warm = len(keys) // 5
+        assert fast(keys, capacity) == (slow(keys, capacity) - slow(keys[:warm], capacity)) / (len(keys) - warm), seed
+
+
+def test_a_simulated_replica_accounts_for_every_row_and_repeats_itself() -> None:
+    cost = simulated.COSTS[0]
+    times = arrivals(1.2 * cost.capacity(), 0.05, seed=4)
+    one, other = (simulated.Replica(cost, simulated.Batching.AIMD).run(times) for _ in range(2))
+    assert one == other
+    assert one.arrived == len(times)
+    assert 0 < one.in_time + one.late <= one.arrived
+    assert sum(one.sizes) <= one.arrived
+    plain = simulated.plain_aimd(cost, times)
+    assert plain.in_time + plain.late == sum(plain.sizes)
+
+
+def test_the_floor_in_c_answers() -> None:
+    with bare.bare() as program:
+        if program is None:
+            return
+        figures = {what: program.measure(what, 20) for what in ("unix", "tcp", "spin", "futex", "add")}
+    assert all(figure > 0 for figure in figures.values()), figures

@@ -33,9 +33,9 @@ Batch = list[Any]
 
 
 class Reference:
-    """One model in a process of its own, behind `predict(x) -> Future`. x: f64[n], all of the same length."""
+    """One model in a process of its own, behind `predict(x) -> Future`. x: `dtype`[n], all of the same length."""
 
-    def __init__(self, cache_entries: int = 100_000) -> None:
+    def __init__(self, cache_entries: int = 100_000, dtype: str = "f8") -> None:
         self._cache: OrderedDict[bytes, float] = OrderedDict()
         self._cache_entries = cache_entries
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class Reference:
             listener.bind(path)
             listener.listen()
             listener.settimeout(30)
-            command = [sys.executable, "-m", "bench.system.reference", path]
+            command = [sys.executable, "-m", "bench.system.reference", path, dtype]
             self._container = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2])
             self._socket = listener.accept()[0]
         self._socket.settimeout(None)
@@ -142,17 +142,20 @@ def receive_exactly(sock: socket.socket, into: memoryview) -> bool:
     return True
 
 
-def container(path: str) -> None:
-    """The other process: a model that costs nothing, the first element of each row."""
+def container(path: str, dtype: str) -> None:
+    """The other process: a model that costs nothing, the first element of each row, as f64."""
+    item = np.dtype(dtype).itemsize
     head, buffer = bytearray(HEAD.size), bytearray(1 << 20)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
         while receive_exactly(sock, memoryview(head)):
             n, width = HEAD.unpack(head)
-            if len(buffer) < 8 * n * width:
-                buffer = bytearray(8 * n * width)
-            receive_exactly(sock, memoryview(buffer)[: 8 * n * width])
-            sock.sendall(np.frombuffer(buffer, np.float64, n * width).reshape(n, width)[:, 0].tobytes())
+            size = item * n * width
+            if len(buffer) < size:
+                buffer = bytearray(size)
+            receive_exactly(sock, memoryview(buffer)[:size])
+            first = np.frombuffer(buffer, dtype, n * width).reshape(n, width)[:, 0]
+            sock.sendall(first.astype(np.float64).tobytes())
 
 
 def distinct(n: int, width: int = 1) -> Callable[[], list[NDArray[np.float64]]]:
@@ -207,4 +210,4 @@ def main(quick: bool) -> list[Row]:
 
 
 if __name__ == "__main__":
-    container(sys.argv[1])
+    container(*sys.argv[1:])

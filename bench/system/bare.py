@@ -1,0 +1,48 @@
+"""The floor in C: floor.c, compiled when a benchmark asks for it, in a process of its own that answers line by line."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("floor.c")
+NO_COMPILER = "not measured: no C compiler (gcc, cc or clang) to build bench/system/floor.c"
+
+
+class Bare:
+    """`measure("unix", n)`: ns a round trip, or an atomic add. See floor.c for the names."""
+
+    def __init__(self, program: Path) -> None:
+        self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def measure(self, what: str, n: int) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{what} {n}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"floor.c ended at {what!r} with exit status {self._process.wait()}")
+        return float(line)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@contextmanager
+def bare() -> Iterator[Bare | None]:
+    """The program while the block runs; None where there is no C compiler."""
+    compiler = next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), None)
+    if compiler is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="floor-") as folder:
+        program = Path(folder, "floor")
+        subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-o", program, SOURCE], check=True)
+        running = Bare(program)
+        try:
+            yield running
+        finally:
+            running.close()
