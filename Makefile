@@ -23,7 +23,7 @@ help:  ## list the targets
 	@echo
 	@echo '  make demo ARGS="--seconds 10"     options of the command behind a target'
 	@echo '  make bench NAME=reference         one benchmark of bench/system or bench/paper'
-	@echo '  make bench ARGS="--rows hit,miss" some groups of rows of the engine; ARGS=--markdown: as in docs/benchmarks.md'
+	@echo '  make bench ARGS="--rows hit,miss" some groups of rows of the engine; ARGS=--markdown: a page'
 	@echo '  CLIPPER_BUILD=debug make test     release (default), debug, tsan, asan or coverage'
 
 venv: .venv/.installed  ## .venv with the compiled core, this project and its tools

@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="What clipper costs, beside its anchors.")
     parser.add_argument("name", nargs="?", help="the question")
     parser.add_argument("--json", action="store_true", help="a list of rows on stdout")
-    parser.add_argument("--markdown", action="store_true", help="the tables of docs/benchmarks.md")
+    parser.add_argument("--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md")
     parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (those of engine: see its table)")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
@@ -58,7 +58,8 @@ def main() -> int:
     except Exception:
         traceback.print_exc()
         return 1
-    tell(rows, "json" if options.json else "markdown" if options.markdown else "table")
+    words = ["python -m bench", options.name, *(["--quick"] if options.quick else [])]
+    tell(rows, "json" if options.json else "markdown" if options.markdown else "table", f"`{' '.join(words)}`")
     failed = any(row.missing.startswith(FAILED) for row in rows)
     return int(failed or (options.strict and any(row.met is False for row in rows)))
 

@@ -168,12 +168,16 @@ class FutureLike(Protocol):
 Predict = Callable[[Any], FutureLike]
 
 
-def per_call_ns(predict: Predict, inputs: Sequence[Any]) -> float:
+Clock = Callable[[], int]
+CPU: Clock = time.thread_time_ns  # for what one thread does alone: being put off the core is no price of it
+
+
+def per_call_ns(predict: Predict, inputs: Sequence[Any], clock: Clock = time.perf_counter_ns) -> float:
     """Predict and wait, one after another: a cache hit when the inputs are known, else the round trip."""
-    begun = time.perf_counter_ns()
+    begun = clock()
     for x in inputs:
         predict(x).result()
-    return (time.perf_counter_ns() - begun) / len(inputs)
+    return (clock() - begun) / len(inputs)
 
 
 def window_ns(predict: Predict, inputs: Sequence[Any], outstanding: int = 1000) -> float:
@@ -386,7 +390,7 @@ def markdown(rows: Sequence[Row]) -> str:
     text: list[str] = []
     for number, r in enumerate(rows):
         if number == 0 or rows[number - 1].question != r.question:
-            text += ["", f"#### {r.question or 'rows'}", "", "| row | value | spread | against | anchor | ratio | goal | met |"]
+            text += ["", f"## {r.question or 'rows'}", "", "| row | value | spread | against | anchor | ratio | goal | met |"]
             text += ["|---|---|---|---|---|---|---|---|"]
         text.append("| " + " | ".join(cells(r)) + " |")
         if number + 1 == len(rows) or rows[number + 1].question != r.question:
@@ -403,14 +407,15 @@ def verdict(rows: Sequence[Row]) -> str:
     return f"{met} of {len(with_goal)} goals met, {len(with_goal) - met} short; {gone} of {len(rows)} rows without a figure"
 
 
-def tell(rows: Sequence[Row], form: str) -> None:
-    """form: "table", with the machine below it; "markdown"; or "json", a list of rows with the machine on stderr."""
+def tell(rows: Sequence[Row], form: str, title: str = "") -> None:
+    """form: "table", with the machine below it; "markdown", a page; or "json", a list of rows with the machine on stderr."""
     below = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
     if form == "json":
         print(json.dumps([finite(asdict(r)) for r in rows], ensure_ascii=False, indent=1))
         print(f"{verdict(rows)}\n{below}", file=sys.stderr)
     elif form == "markdown":
-        print(f"{below}, {time.strftime('%Y-%m-%d')}. {verdict(rows)}.\n\n{markdown(rows)}")
+        note = "Medians; the machine may have had other work: believe the ratios (see [how to read a table](benchmarks.md))."
+        print(f"# {title}\n\n{time.strftime('%Y-%m-%d')}, {below}. {note}\n\n{verdict(rows)}.\n\n{markdown(rows)}", end="")
     else:
         print(f"{table(rows)}\n{verdict(rows)}\n{below}")
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +30,19 @@ def rows(effort: Effort) -> list[Row]:
     count = 20 if effort is TINY else COUNT
     unix = settings("unix")
     assert isinstance(unix, dict)
-    with clipper.start(**unix) as alone, clipper.start(**unix, limits={"connections_max": 2 * COUNT}) as crowded:
+    with (
+        fleet() as dial_in,
+        clipper.start(**unix) as alone,
+        clipper.start(**unix, limits={"connections_max": 2 * COUNT}) as crowded,
+    ):
         for server in (alone, crowded):
             deploy(server, ("cold", "hot"))
         for number in range(count):
             crowded.deploy(f"idle-{number}", "bench.system.noop:first", input="f64[1]", replicas=0)
-        fakes = dial_in(crowded, count)
-        try:
-            loops = sum(thread.name.startswith(LOOP_THREAD) for thread in threading.enumerate()) // 2
-            share = idle_share(effort)
-            found = interleave(cases(alone, crowded, effort), effort.repetitions)
-        finally:
-            fakes.terminate()
-            fakes.wait()
+        dial_in(crowded, count)
+        loops = sum(thread.name.startswith(LOOP_THREAD) for thread in threading.enumerate()) // 2
+        share = idle_share(effort)
+        found = interleave(cases(alone, crowded, effort), effort.repetitions)
     connected = f"{count} containers, each of a model of its own, with their heartbeats"
     beats = "heartbeats: each container's is read, and answered, one by one"
     noise = "the machine: the two servers take turns on the same cores"
@@ -58,18 +59,31 @@ def rows(effort: Effort) -> list[Row]:
     ]  # fmt: skip
 
 
-def dial_in(server: clipper.ClipperServer, count: int) -> "subprocess.Popen[bytes]":
-    """Start them all and wait until each is connected."""
-    command = [sys.executable, "-m", "bench.system.fakes", server.address, str(count), "idle-"]
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    fakes = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"CLIPPER_TOKEN": server.token, "PYTHONPATH": path})
-    until = time.monotonic() + 60
-    while connected_of(server, count) < count:
-        if fakes.poll() is not None or time.monotonic() > until:
-            fakes.kill()
-            raise RuntimeError(f"{connected_of(server, count)} of {count} containers connected; exit status {fakes.poll()}")
-        time.sleep(0.05)
-    return fakes
+@contextmanager
+def fleet() -> Iterator[Callable[[clipper.ClipperServer, int], None]]:
+    """The fake containers of one server. They outlive it, and end when it says goodbye to them."""
+    fakes: list[subprocess.Popen[bytes]] = []
+
+    def dial_in(server: clipper.ClipperServer, count: int) -> None:
+        """Start them all and wait until each is connected."""
+        command = [sys.executable, "-m", "bench.system.fakes", server.address, str(count), "idle-"]
+        path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        fakes.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | {"CLIPPER_TOKEN": server.token, "PYTHONPATH": path}))
+        until = time.monotonic() + 60
+        while (connected := connected_of(server, count)) < count:
+            if fakes[0].poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{connected} of {count} containers connected; exit status {fakes[0].poll()}")
+            time.sleep(0.05)
+
+    try:
+        yield dial_in
+    finally:
+        for process in fakes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def connected_of(server: clipper.ClipperServer, count: int) -> int:

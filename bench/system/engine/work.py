@@ -1,13 +1,12 @@
-"""work: what does it cost to hand a row to the loop thread, beside an atomic add and Python's queues?"""
+"""work: what does it cost to hand a row to the loop thread, beside an atomic add and Python's queues? (CPU time.)"""
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Goal, Row, Sample, absent, interleave, row, window_ns
+from bench.harness import CPU, Goal, Row, Sample, absent, interleave, row, window_ns
 from bench.system.bare import NO_COMPILER, bare
 from bench.system.engine.effort import Effort
 from bench.system.engine.servers import servers
@@ -27,12 +26,12 @@ def rows(effort: Effort) -> list[Row]:
         """A lane filled and emptied, over and over; the first half of it into `published`."""
         filling = emptying = 0
         for _ in range(turns):
-            begun = time.perf_counter_ns()
+            begun = CPU()
             ring.churn(0, LANE_ROWS)
-            between = time.perf_counter_ns()
+            between = CPU()
             ring.drain(LANE_ROWS)
             filling += between - begun
-            emptying += time.perf_counter_ns() - between
+            emptying += CPU() - between
         published.append(filling / turns / LANE_ROWS)
         return (filling + emptying) / turns / LANE_ROWS
 
@@ -52,11 +51,11 @@ def rows(effort: Effort) -> list[Row]:
 
 
 def put_get_ns(line: Any, n: int) -> float:
-    begun = time.perf_counter_ns()
+    begun = CPU()
     for _ in range(n):
         line.put(1)
         line.get()
-    return (time.perf_counter_ns() - begun) / n
+    return (CPU() - begun) / n
 
 
 def told(found: dict[str, Sample]) -> list[Row]:
