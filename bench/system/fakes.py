@@ -4,6 +4,7 @@ One process and one epoll for all of them: each dials the server's unix socket, 
 heartbeats. The token comes in CLIPPER_TOKEN.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -12,11 +13,15 @@ import time
 
 from clipper_container.wire import HEADER_BYTES, Kind, control_frame, decode_header, pack_map, unpack_map
 
+DIALS_A_TURN = 20
+POLL_S = 0.1
+
 
 class Fake:
     """One connection: what came in and is no whole frame yet."""
 
     def __init__(self, path: str, name: str) -> None:
+        self.name, self.dismissed = name, False
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
         self.inbox = b""
@@ -27,9 +32,17 @@ class Fake:
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         self.socket.sendall(b"".join(control_frame(kind, payload)))
 
+    def beat(self) -> None:
+        if self.heartbeat_s:
+            with contextlib.suppress(OSError):  # the next read hears of it
+                self.send(Kind.HEARTBEAT)
+
     def read(self) -> bool:
-        """False at the end of the connection."""
-        data = self.socket.recv(4096)
+        """False at the end of the connection. Raises SystemExit when the server does not want it."""
+        try:
+            data = self.socket.recv(4096)
+        except ConnectionError:
+            return False
         self.inbox += data
         while len(self.inbox) >= HEADER_BYTES:
             header = decode_header(self.inbox)
@@ -39,29 +52,38 @@ class Fake:
             payload, self.inbox = self.inbox[HEADER_BYTES:end], self.inbox[end:]
             if header.kind == Kind.WELCOME:
                 self.heartbeat_s = unpack_map(payload)["heartbeat_ms"] / 1000
-            elif header.kind in (Kind.GOODBYE, Kind.REFUSE):
+            elif header.kind == Kind.REFUSE:
+                raise SystemExit(f"{self.name}: {payload.decode()}")
+            elif header.kind == Kind.GOODBYE:
+                self.dismissed = True
                 return False
         return bool(data)
 
 
 def main(address: str, count: int, prefix: str) -> None:
-    fakes, poll = {}, select.epoll()
-    for number in range(count):
-        fake = Fake(address.removeprefix("unix:"), f"{prefix}{number}")
-        fakes[fake.socket.fileno()] = fake
-        poll.register(fake.socket, select.EPOLLIN)
+    """Until the server has said goodbye to all, or is gone. One that is lost dials in again, as a container does."""
+    path, poll = address.removeprefix("unix:"), select.epoll()
+    fakes: dict[int, Fake] = {}
+    absent = [f"{prefix}{number}" for number in range(count)]
     beat = time.monotonic()
-    while fakes:
-        for fd, _ in poll.poll(0.1):
+    while fakes or absent:
+        for name in [absent.pop() for _ in range(min(len(absent), DIALS_A_TURN))]:
+            try:
+                fake = Fake(path, name)
+            except OSError:  # the server is gone
+                return
+            fakes[fake.socket.fileno()] = fake
+            poll.register(fake.socket, select.EPOLLIN)
+        for fd, _ in poll.poll(0 if absent else POLL_S):
             if not fakes[fd].read():
+                lost = fakes.pop(fd)
                 poll.unregister(fd)
-                fakes.pop(fd).socket.close()
-        rest_s = min((fake.heartbeat_s for fake in fakes.values()), default=1.0) or 0.1
-        if time.monotonic() - beat >= rest_s:
+                lost.socket.close()
+                absent += [] if lost.dismissed else [lost.name]
+        if time.monotonic() - beat >= min((fake.heartbeat_s or POLL_S for fake in fakes.values()), default=POLL_S):
             beat = time.monotonic()
             for fake in fakes.values():
-                if fake.heartbeat_s:
-                    fake.send(Kind.HEARTBEAT)
+                fake.beat()
 
 
 if __name__ == "__main__":
