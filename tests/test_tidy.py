@@ -21,8 +21,8 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
-    ("status", "dtype"),
-    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "v1"),
+    ("status", "dtype", "row_hash"),
+    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "v1", "pending"),
     ("future", "clock_cache", "codec"),
     ("mailbox", "lane", "link"),
     ("replica",),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clipper_core.clock_cache import ClockCache, Pending
+from clipper_core.clock_cache import ClockCache
 
 OPERATIONS = 50_000
 ENTRIES = [10_000, 1_000_000]
@@ -160,27 +160,3 @@ def test_fill_and_evict_blobs_python(benchmark: Any) -> None:
             fill(1, next(names).to_bytes(8, "little"), blob)
 
     measure(benchmark, run)
-
-
-@pytest.mark.parametrize("held", [Pending, dict], ids=["table", "dict_anchor"])
-def test_pending_put_find_remove_python(benchmark: Any, held: type) -> None:
-    rng = random.Random(1)
-    keys = [(rng.getrandbits(64), rng.getrandbits(56)) for _ in range(1000)]
-
-    def table() -> None:
-        pending = Pending(2000)
-        for lo, hi in keys:
-            pending.put(lo, hi, 7)
-        for lo, hi in keys:
-            pending.find(lo, hi)
-            pending.remove(lo, hi, 7)
-
-    def plain() -> None:
-        pending: dict[tuple[int, int], int] = {}
-        for lo, hi in keys:
-            pending[lo, hi] = 7
-        for lo, hi in keys:
-            pending.get((lo, hi))
-            pending.pop((lo, hi))
-
-    measure(benchmark, table if held is Pending else plain, 1000)

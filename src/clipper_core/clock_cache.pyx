@@ -1,4 +1,4 @@
-"""The prediction cache, and the table of evaluations in flight.
+"""The prediction cache.
 
 Why set-associative. A CLOCK over the whole table keeps one hand and therefore one lock, or a scheme to do without;
 here a hand turns within a bucket of five ways, so a fill touches two cache lines and knows nothing of the rest, and a
@@ -22,27 +22,22 @@ Source: Clipper (NSDI 2017) section 4.2; Corbato, "A paging experiment with the 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.math cimport NAN
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 from libcpp cimport bool
 
 import os
 
 from clipper_core.dtype cimport BOOL, BYTES, F64, I64, STR
-from clipper_core.machine cimport CHECK, acq_rel, aligned_new, atomic, i64, relaxed, u8, u32, u64
+from clipper_core.machine cimport acq_rel, aligned_new, atomic, i64, relaxed, u8, u32, u64
 from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, Value, blob_data, blob_drop, blob_new, value_drop,
                                       value_hold, value_object)
-from clipper_core.status cimport FULL, OK, Status, raise_for
+from clipper_core.row_hash cimport HashSecret, hash_row, hash_secret
 
 cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     enum:
         WAYS "clipper::kWays"
     u64 KEY_HI "clipper::kKeyHi"
-    cdef cppclass HashSecret:
-        pass
-    cdef struct HashedRow:
-        u64 lo
-        u64 hi
     cdef struct Found:
         u64 word
         u8 tag
@@ -53,8 +48,6 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
         atomic[u64] entries
         atomic[u64] evictions
         atomic[u64] blob_hand
-    void hash_secret(HashSecret* secret, u64 seed_lo, u64 seed_hi) noexcept
-    HashedRow hash_row(const HashSecret& secret, u64 model, u64 salt, const void* row, u64 nbytes) noexcept
     Found bucket_find(Bucket& bucket, u64 lo, u64 hi) noexcept
     Found bucket_find_held(Bucket& bucket, u64 lo, u64 hi, void (*hold)(Found) noexcept nogil) noexcept
     u32 bucket_lock(Bucket& bucket) noexcept
@@ -76,7 +69,8 @@ cdef enum:
     BLOB_OVERHEAD = 64      # header and allocator, counted with a blob's bytes
     SWEEP_VISITS = 64       # buckets that one fill may search for blobs to evict,
     SWEEP_WORDS = 256       # and words of 64 buckets each that it may skip on the way
-    PREFETCH = 32           # rows of a bulk lookup whose buckets are fetched ahead
+    PREFETCH = 32           # buckets that a bulk lookup has on their way from memory: a core's line fill buffers and a few
+    HASHED = 256            # rows of a bulk lookup that are hashed before the first is looked up
 
 cdef struct CacheState:
     HashSecret secret
@@ -89,10 +83,9 @@ cdef struct CacheState:
 
 
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u64 nbytes) noexcept nogil:
-    cdef Key key
-    cdef HashedRow hashed = hash_row(cache.secret, model, salt, row, nbytes)
-    key.lo = hashed.lo + (hashed.lo == 0)   # an empty way has lo 0
-    key.hi = hashed.hi & KEY_HI
+    cdef Key key = hash_row(cache.secret, model, salt, row, nbytes)
+    key.lo += key.lo == 0                   # an empty way has lo 0
+    key.hi &= KEY_HI
     return key
 
 
@@ -153,6 +146,18 @@ cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept n
     out.word = found.word
     out.tag = found.tag
     return found.tag != TAG_NONE
+
+
+cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values, u8* found) noexcept nogil:
+    cdef u64 i, hits = 0
+    for i in range(min(n, <u64> PREFETCH)):
+        cache_prefetch(cache, &keys[i])
+    for i in range(n):
+        if i + PREFETCH < n:
+            cache_prefetch(cache, &keys[i + PREFETCH])
+        found[i] = cache_lookup(cache, &keys[i], &values[i])
+        hits += found[i]
+    return hits
 
 
 # -- filling ----------------------------------------------------------------------------------------------------------
@@ -262,91 +267,6 @@ cdef u64 cache_evictions(const CacheState* cache) noexcept nogil:
     return (<CacheState*> cache).meters.evictions.load(relaxed)
 
 
-# -- evaluations in flight --------------------------------------------------------------------------------------------
-# Linear probing at half load at most; a removal shifts its followers back, so that there are no tombstones to clean up.
-
-cdef struct Flight:
-    Key key
-    u64 ticket      # 0: free
-
-cdef struct PendingTable:
-    Flight* flights
-    u64 mask
-    u64 count
-    u64 entries_max
-
-
-cdef PendingTable* pending_new(u64 entries_max) noexcept nogil:
-    cdef PendingTable* table
-    cdef u64 size = 2
-    if entries_max > (<u64> 1 << 40):
-        return NULL
-    while size < 2 * entries_max:
-        size *= 2
-    table = <PendingTable*> aligned_new(sizeof(PendingTable))
-    if table == NULL:
-        return NULL
-    table.flights = <Flight*> calloc(size, sizeof(Flight))
-    if table.flights == NULL:
-        free(table)
-        return NULL
-    table.mask = size - 1
-    table.entries_max = entries_max
-    return table
-
-
-cdef void pending_free(PendingTable* table) noexcept nogil:
-    if table != NULL:
-        free(table.flights)
-        free(table)
-
-
-cdef inline u64 _pending_slot(const PendingTable* table, const Key* key) noexcept nogil:
-    """The key's slot, or the free one where it would go; half of the slots are free."""
-    cdef u64 slot = key.lo & table.mask
-    while table.flights[slot].ticket and not (table.flights[slot].key.lo == key.lo and
-                                              table.flights[slot].key.hi == key.hi):
-        slot = (slot + 1) & table.mask
-    return slot
-
-
-cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil:
-    return table.flights[_pending_slot(table, key)].ticket
-
-
-cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil:
-    cdef Flight* flight = &table.flights[_pending_slot(table, key)]
-    CHECK(ticket != 0, "a pending evaluation has a ticket")
-    if flight.ticket == 0:
-        if table.count == table.entries_max:
-            return FULL
-        table.count += 1
-        flight.key = key[0]
-    flight.ticket = ticket
-    return OK
-
-
-cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil:
-    cdef u64 hole = _pending_slot(table, key), slot, home
-    if ticket == 0 or table.flights[hole].ticket != ticket:
-        return
-    slot = hole
-    while True:
-        slot = (slot + 1) & table.mask
-        if table.flights[slot].ticket == 0:
-            break
-        home = table.flights[slot].key.lo & table.mask
-        if ((slot - home) & table.mask) >= ((slot - hole) & table.mask):     # its probe runs over the hole
-            table.flights[hole] = table.flights[slot]
-            hole = slot
-    table.flights[hole].ticket = 0
-    table.count -= 1
-
-
-cdef u64 pending_count(const PendingTable* table) noexcept nogil:
-    return table.count
-
-
 # -- the Python door --------------------------------------------------------------------------------------------------
 
 cdef class SharedBlob:
@@ -412,19 +332,19 @@ cdef class _Rows:
 
 cdef void _lookup_rows(CacheState* cache, u64 model, u64 salt, _Rows rows, u64 start, u64 n,
                        double* out) noexcept nogil:
-    """At most PREFETCH rows: while one bucket is on its way from memory the next key is hashed."""
-    cdef Key keys[32]
-    cdef Value value
+    """At most HASHED rows."""
+    cdef Key keys[256]
+    cdef Value values[256]
+    cdef u8 found[256]
     cdef u64 i
     for i in range(n):
         keys[i] = key_of(cache, model, salt, rows.row(start + i), rows.row_bytes)
-        cache_prefetch(cache, &keys[i])
+    cache_lookup_many(cache, keys, n, values, found)
     for i in range(n):
         out[i] = NAN
-        if cache_lookup(cache, &keys[i], &value):
-            if value.tag == F64:
-                memcpy(&out[i], &value.word, 8)
-            value_drop(&value)
+        if found[i] and values[i].tag == F64:
+            memcpy(&out[i], &values[i].word, 8)
+        value_drop(&values[i])
 
 
 cdef bint _tells(const Value* value, u64 name) noexcept nogil:
@@ -516,7 +436,7 @@ cdef class ClockCache:
         cdef u64 done = 0, n
         with nogil:
             while done < given.n:
-                n = min(given.n - done, <u64> PREFETCH)
+                n = min(given.n - done, <u64> HASHED)
                 _lookup_rows(self.state, model, salt, given, done, n, values + done)
                 done += n
         return out
@@ -560,39 +480,3 @@ cdef class ClockCache:
     @property
     def evictions(self):
         return cache_evictions(self.state)
-
-
-cdef class Pending:
-    """Threads: loop only. Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them."""
-    cdef PendingTable* table
-
-    def __cinit__(self, u64 entries_max):
-        self.table = pending_new(entries_max)
-        if self.table == NULL:
-            raise MemoryError(f"no memory for {entries_max} pending evaluations")
-
-    def __dealloc__(self):
-        pending_free(self.table)
-
-    def find(self, u64 lo, u64 hi):
-        """The ticket, or 0."""
-        cdef Key key = Key(lo, hi)
-        return pending_find(self.table, &key)
-
-    def put(self, u64 lo, u64 hi, u64 ticket):
-        """Insert or replace. Raises the error of Status.FULL at the bound, ValueError for ticket 0."""
-        cdef Key key = Key(lo, hi)
-        cdef Status status
-        if ticket == 0:
-            raise ValueError("ticket 0 means: nobody evaluates it")
-        status = pending_put(self.table, &key, ticket)
-        if status != OK:
-            raise_for(status, f"{self.table.entries_max} evaluations are in flight")
-
-    def remove(self, u64 lo, u64 hi, u64 ticket):
-        """Only if the key still names this ticket."""
-        cdef Key key = Key(lo, hi)
-        pending_remove(self.table, &key, ticket)
-
-    def __len__(self):
-        return <Py_ssize_t> pending_count(self.table)

@@ -8,10 +8,11 @@
 #
 # Threads: lane_submit and lane_new from any thread (lane_new under the caller's lock); everything else loop only.
 from libcpp.deque cimport deque
-from clipper_core.clock_cache cimport CacheState, Key, PendingTable
+from clipper_core.clock_cache cimport CacheState, Key
 from clipper_core.future cimport Block, DeliveryState
 from clipper_core.histogram cimport Histogram
 from clipper_core.machine cimport atomic, u8, u32, u64
+from clipper_core.pending cimport PendingTable
 from clipper_core.prediction cimport Value
 from clipper_core.ring cimport Cells, Ring
 from clipper_core.status cimport Status

@@ -12,11 +12,11 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from libcpp.deque cimport deque
 
-from clipper_core.clock_cache cimport (cache_lookup, pending_find, pending_free, pending_new, pending_put,
-                                       pending_remove)
+from clipper_core.clock_cache cimport cache_lookup
 from clipper_core.future cimport slot_end, slot_state
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_signal, relaxed
+from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side
 from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clipper_core.clock_cache import ClockCache, Pending, SharedBlob
-from clipper_core.status import StatusError
+from clipper_core.clock_cache import ClockCache, SharedBlob
 
 WAYS = 5
 BLOB_OVERHEAD = 64
@@ -232,6 +231,7 @@ def test_bulk_calls_answer_as_single_ones() -> None:
     assert all(np.isnan(f) if not isinstance(s, float) else f == s for f, s in zip(found, singly, strict=True))
     keys = np.frombuffer(cache.keys(4, rows.tobytes(), 8, 2), "<u8").reshape(-1, 2)
     assert [tuple(key) for key in keys.tolist()] == [cache.key(4, row_of(name), 2) for name in range(1000)]
+    assert np.isnan(found).sum() == 1000 - 334
     assert cache.lookup_many(4, b"", 8) == cache.keys(4, b"", 8) == b""
 
 
@@ -401,37 +401,3 @@ def test_key_depends_on_content_not_on_address() -> None:
         row = rng.randbytes(length)
         shifted = memoryview(b"x" * (length % 13) + row + b"tail")[length % 13 :][:length]
         assert cache.key(3, row, 1) == cache.key(3, shifted, 1)
-
-
-# -- evaluations in flight ---------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(entries_max=st.integers(0, 40), seed=st.integers(0, 2**32), spread=st.sampled_from([1, 4, 64, 2**64]))
-def test_pending_answers_as_a_dict(entries_max: int, seed: int, spread: int) -> None:
-    rng = random.Random(seed)
-    table, twin = Pending(entries_max), dict[tuple[int, int], int]()
-    keys = [(rng.choice([rng.randrange(spread), 2**64 - 1]), rng.randrange(2**56)) for _ in range(60)]
-    for _ in range(400):
-        key, ticket = rng.choice(keys), rng.randrange(1, 2**64)
-        if rng.random() < 0.55:
-            if key in twin or len(twin) < entries_max:
-                table.put(*key, ticket)
-                twin[key] = ticket
-            else:
-                with pytest.raises(StatusError):
-                    table.put(*key, ticket)
-        else:
-            ticket = twin.get(key, 5) if rng.random() < 0.8 else ticket
-            table.remove(*key, ticket)
-            if twin.get(key) == ticket:
-                del twin[key]
-        assert len(table) == len(twin)
-        assert [table.find(*k) for k in keys] == [twin.get(k, 0) for k in keys]
-
-
-def test_pending_refuses_ticket_zero_and_the_absurd() -> None:
-    with pytest.raises(ValueError, match="ticket 0"):
-        Pending(4).put(1, 2, 0)
-    with pytest.raises(MemoryError):
-        Pending(2**50)

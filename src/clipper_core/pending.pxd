@@ -1,0 +1,13 @@
+# Evaluations in flight: key -> ticket of the task that evaluates it. Threads: loop only.
+from clipper_core.machine cimport u64
+from clipper_core.row_hash cimport Key
+from clipper_core.status cimport Status
+
+cdef struct PendingTable      # pending.pyx
+
+cdef PendingTable* pending_new(u64 entries_max) noexcept nogil
+cdef void pending_free(PendingTable* table) noexcept nogil
+cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil       # 0: nobody evaluates it
+cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil   # or replace; ticket != 0
+cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil  # if it still names this
+cdef u64 pending_count(const PendingTable* table) noexcept nogil
