@@ -7,7 +7,7 @@
 # random seed).
 from clipper_core.machine cimport u8, u32, u64
 from clipper_core.prediction cimport Value
-from clipper_core.row_hash cimport Key
+from clipper_core.row_hash cimport Key, Variant
 
 cdef struct CacheState        # clock_cache.pyx
 
@@ -15,7 +15,7 @@ cdef struct CacheState        # clock_cache.pyx
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u64 nbytes) noexcept nogil
 
 # -- the cache. Threads: any.
-cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nogil    # NULL when memory is out
+cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant) noexcept nogil  # NULL: no memory
 cdef void cache_free(CacheState* cache) noexcept nogil
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil  # a blob comes with a reference
 cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values, u8* found) noexcept nogil

@@ -32,7 +32,7 @@ from clipper_core.dtype cimport BOOL, BYTES, F64, I64, STR
 from clipper_core.machine cimport acq_rel, aligned_new, atomic, i64, relaxed, u8, u32, u64
 from clipper_core.prediction cimport (TAG_BLOB, TAG_NONE, Blob, Value, blob_data, blob_drop, blob_new, value_drop,
                                       value_hold, value_object)
-from clipper_core.row_hash cimport HashSecret, hash_row, hash_secret
+from clipper_core.row_hash cimport AVX2, AVX512, PLAIN, HashSecret, Variant, hash_row, hash_secret, variant_best
 
 cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     enum:
@@ -48,7 +48,7 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
         atomic[u64] entries
         atomic[u64] evictions
         atomic[u64] blob_hand
-    Found bucket_find(Bucket& bucket, u64 lo, u64 hi) noexcept
+    Found bucket_find(Bucket& bucket, u64 lo, u64 hi, Variant variant) noexcept
     Found bucket_find_held(Bucket& bucket, u64 lo, u64 hi, void (*hold)(Found) noexcept nogil) noexcept
     u32 bucket_lock(Bucket& bucket) noexcept
     void bucket_unlock(Bucket& bucket, u32 sequence) noexcept
@@ -77,6 +77,7 @@ cdef struct CacheState:
     Bucket* table
     atomic[u64]* blob_map   # a bit a bucket: it holds a blob. Written under the bucket's lock.
     u64 mask                # buckets - 1
+    Variant variant
     u64 pages_bytes         # buckets and map
     u64 blob_bytes_max
     CacheMeters meters
@@ -91,7 +92,7 @@ cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u
 
 # -- making and ending ------------------------------------------------------------------------------------------------
 
-cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nogil:
+cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant) noexcept nogil:
     cdef u64 buckets = 1, table_bytes_max = bytes_max - bytes_max // 4 - (bytes_max % 4 != 0)
     cdef CacheState* cache = <CacheState*> aligned_new(sizeof(CacheState))
     if cache == NULL:
@@ -106,7 +107,8 @@ cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi) noexcept nog
     cache.blob_map = <atomic[u64]*> (cache.table + buckets)
     cache.mask = buckets - 1
     cache.blob_bytes_max = bytes_max - cache.pages_bytes if bytes_max > cache.pages_bytes else 0
-    hash_secret(&cache.secret, seed_lo, seed_hi)
+    cache.variant = variant
+    hash_secret(&cache.secret, seed_lo, seed_hi, variant)
     return cache
 
 
@@ -140,7 +142,7 @@ cdef void _hold(Found found) noexcept nogil:
 
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil:
     cdef Bucket* bucket = cache.table + (key.hi & cache.mask)
-    cdef Found found = bucket_find(bucket[0], key.lo, key.hi)
+    cdef Found found = bucket_find(bucket[0], key.lo, key.hi, cache.variant)
     if found.tag == TAG_BLOB:
         found = bucket_find_held(bucket[0], key.lo, key.hi, _hold)
     out.word = found.word
@@ -269,6 +271,11 @@ cdef u64 cache_evictions(const CacheState* cache) noexcept nogil:
 
 # -- the Python door --------------------------------------------------------------------------------------------------
 
+cdef dict _VARIANTS = {"avx512": AVX512, "avx2": AVX2, "plain": PLAIN}
+
+VARIANTS = tuple([name for name, variant in _VARIANTS.items() if variant <= variant_best()])   # of this machine, best first
+
+
 cdef class SharedBlob:
     """Threads: any. Bytes or text that a cache holds by reference; `refs` counts the holders, this object too."""
     cdef Blob* blob
@@ -380,13 +387,17 @@ cdef class ClockCache:
     """Threads: any. A cache of predictions by (model, row bytes, salt), CLOCK eviction, at most `bytes_max` bytes.
 
     `row` is any C-contiguous buffer. `seed` (128 bits, for tests) defaults to a random one. Raises MemoryError.
+    `variant` (for tests) is one of VARIANTS: the instructions that compare and hash; the best by default.
     A table has at least one bucket (136 bytes), however small `bytes_max`. Source: see the module.
     """
     cdef CacheState* state
 
-    def __cinit__(self, u64 bytes_max, seed=None):
+    def __cinit__(self, u64 bytes_max, seed=None, *, str variant=VARIANTS[0]):
         cdef object bits = int.from_bytes(os.urandom(16), "little") if seed is None else int(seed)
-        self.state = cache_new(bytes_max, bits & 0xffffffffffffffff, (bits >> 64) & 0xffffffffffffffff)
+        if variant not in VARIANTS:
+            raise ValueError(f"no variant {variant!r} on this machine; it has {', '.join(VARIANTS)}")
+        self.state = cache_new(bytes_max, bits & 0xffffffffffffffff, (bits >> 64) & 0xffffffffffffffff,
+                               <Variant> <int> _VARIANTS[variant])
         if self.state == NULL:
             raise MemoryError(f"no memory for a cache of {bytes_max} bytes")
 

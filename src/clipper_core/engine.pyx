@@ -17,6 +17,7 @@ from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_n
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
+from clipper_core.row_hash cimport variant_best
 from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
                                      engine_lost, engine_open, engine_received, engine_slot, engine_step)
 from clipper_core.status cimport CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
@@ -62,7 +63,8 @@ cdef class Engine:
         e.heartbeat_us = heartbeat_ms * 1000
         e.hello_us = hello_ms * 1000
         e.chores_us = now
-        e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"), int.from_bytes(noise[8:], "little"))
+        e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"), int.from_bytes(noise[8:], "little"),
+                            variant_best())
         e.models = <ModelState**> aligned_new(<u64> models_max * sizeof(void*))
         e.links = <LinkState*> aligned_new(LINKS_MAX * sizeof(LinkState))
         e.commands = ring_new(COMMANDS_MAX, sizeof(Command), 0)

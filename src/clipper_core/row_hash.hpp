@@ -4,12 +4,27 @@
 // 128 bits, so one of them collides for a pair of rows with probability about 2^-63 over its secret; both at once
 // about 2^-126, of which the key keeps 120 bits. (One pass with a 128-bit result would cost half the multiplications
 // and be no better than its 64-bit lanes.) Four lanes a half, 64 bytes a turn: eight multiplications in flight hide
-// their latency. After Wang Yi's wyhash and Nicolas De Carli's rapidhash. Keys never leave the process, so byte order
-// does not matter.
+// their latency. After Wang Yi's wyhash and Nicolas De Carli's rapidhash.
+//
+// Long rows, on machines with carry-less multiplication of whole lines: a kilobyte is first condensed to 32 bytes, and
+// the above runs over what is left of the row. Condensing xors the products of (word ^ secret) pairs, sixteen bytes a
+// product, so two different kilobytes meet with probability 2^-64 over the secret (Lemire and Kaser, "Faster 64-bit
+// universal hashing using carry-less multiplications", 2016); done twice, the second time with the secret moved on by
+// a line, 2^-128 (the Toeplitz construction of UMAC, Black et al. 1999). A last part of a kilobyte is filled with
+// zeros, which the row's length in the key makes unambiguous.
+//
+// Keys never leave the process, so byte order does not matter, nor that two machines make different ones.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+#define CLIPPER_VECTORS 1
+#include <immintrin.h>
+#else
+#define CLIPPER_VECTORS 0
+#endif
 
 namespace clipper {
 
@@ -17,7 +32,23 @@ using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 
+// What this machine has. kAvx512 is taken from Ice Lake and Zen 4 on: earlier ones lower their clock for 64-byte words.
+enum Variant : uint8_t { kPlain, kAvx2, kAvx512 };
+
+inline Variant variant_best() {
+#if CLIPPER_VECTORS
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vbmi2") &&
+        __builtin_cpu_supports("vpclmulqdq"))
+        return kAvx512;
+    if (__builtin_cpu_supports("avx2")) return kAvx2;
+#endif
+    return kPlain;
+}
+
 constexpr int kLanes = 4;
+constexpr int kCondensed = 16;                // lines of 64 bytes that are condensed to 32 bytes
+constexpr uint64_t kCondenseBytesMin = 256;   // shorter rows gain nothing
 
 struct HashHalf {
     uint64_t mask[kLanes];    // xored into the first word of a block
@@ -25,25 +56,29 @@ struct HashHalf {
     uint64_t join[kLanes];    // xored into the lanes' ends
     uint64_t model, salt, end;
 };
-struct HashSecret {
+struct alignas(64) HashSecret {
+    uint64_t line[kCondensed + 1][8];
     HashHalf half[2];
+    Variant variant;
 };
 struct Key {
     uint64_t lo, hi;
 };
 
-inline void hash_secret(HashSecret* secret, uint64_t seed_lo, uint64_t seed_hi) {
+inline void hash_secret(HashSecret* secret, uint64_t seed_lo, uint64_t seed_hi, Variant variant) {
+    constexpr unsigned kWords = (sizeof(HashSecret::line) + sizeof(HashSecret::half)) / 8;
     uint64_t* words = reinterpret_cast<uint64_t*>(secret);
+    secret->variant = variant;
     uint64_t z = 0;
-    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // splitmix64's finaliser, fed by both halves in turn
+    for (unsigned i = 0; i < kWords; ++i) {  // splitmix64's finaliser, fed by both halves in turn
         z = (z ^ (i & 1 ? seed_hi : seed_lo)) + 0x9e3779b97f4a7c15u * (i + 1);
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
         z ^= z >> 31;
         words[i] = z;
     }
-    for (unsigned i = 0; i < sizeof(HashSecret) / 8; ++i) {  // backwards: early words depend on the whole seed too
-        uint64_t& w = words[sizeof(HashSecret) / 8 - 1 - i];
+    for (unsigned i = 0; i < kWords; ++i) {  // backwards: early words depend on the whole seed too
+        uint64_t& w = words[kWords - 1 - i];
         z = (z ^ w) * 0xbf58476d1ce4e5b9u;
         w = z ^= z >> 29;
     }
@@ -101,10 +136,73 @@ inline Key hash_short(const HashSecret& secret, const uint8_t* p, uint64_t n) { 
     return {fold(first ^ x.mask[0], second ^ x.start[0]), fold(first ^ y.mask[0], second ^ y.start[0])};
 }
 
+#if CLIPPER_VECTORS
+__attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline __m512i line_product(__m512i row, const uint64_t* secret) {
+    __m512i masked = _mm512_xor_si512(row, _mm512_load_si512(secret));
+    return _mm512_clmulepi64_epi128(masked, masked, 0x10);
+}
+
+template <int Half>
+__attribute__((target("avx512f"))) inline __m256i half_line(__m512i line) {  // masked, or GCC 12 warns of its own header
+    return _mm512_maskz_extracti64x4_epi64(255, line, Half);
+}
+
+// A row of n bytes to 32 bytes a kilobyte; -> how many bytes that makes. `out` has room for kDigestBytes.
+constexpr uint64_t kDigestBytes = 4096;
+__attribute__((target("avx512f,avx512bw,vpclmulqdq"))) inline uint64_t hash_condense(
+    const HashSecret& secret, const uint8_t* p, uint64_t n, uint8_t* out) {
+    uint64_t made = 0;
+    while (n) {
+        __m512i u = _mm512_setzero_si512(), v = u;
+        int line = 0;
+        for (; line < kCondensed && n >= 64; ++line, p += 64, n -= 64) {
+            __m512i row = _mm512_loadu_si512(p);
+            u = _mm512_xor_si512(u, line_product(row, secret.line[line]));
+            v = _mm512_xor_si512(v, line_product(row, secret.line[line + 1]));
+        }
+        if (line < kCondensed && n) {
+            __m512i row = _mm512_maskz_loadu_epi8((uint64_t(1) << n) - 1, p);
+            u = _mm512_xor_si512(u, line_product(row, secret.line[line]));
+            v = _mm512_xor_si512(v, line_product(row, secret.line[line + 1]));
+            n = 0;
+        }
+        // lanes of 128 bits, xored together: the one left of u, and the one left of v
+        __m256i u2 = _mm256_xor_si256(half_line<0>(u), half_line<1>(u));
+        __m256i v2 = _mm256_xor_si256(half_line<0>(v), half_line<1>(v));
+        __m256i low = _mm256_permute2x128_si256(u2, v2, 0x20), high = _mm256_permute2x128_si256(u2, v2, 0x31);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + made), _mm256_xor_si256(low, high));
+        made += 32;
+    }
+    return made;
+}
+
+// As hash_long. Rows of more than 128 kB go through in parts: the digest of one leads the next.
+inline Key hash_condensed(const HashSecret& secret, const uint8_t* p, uint64_t n) {
+    constexpr uint64_t kPart = (kDigestBytes - 32) * 2 * kCondensed;
+    alignas(64) uint8_t digest[kDigestBytes];
+    Key key = {0, 0};
+    for (uint64_t lead = 0; n; lead = 16) {
+        uint64_t part = n < kPart ? n : kPart;
+        if (lead) std::memcpy(digest, &key, 16);
+        key = hash_long(secret, digest, lead + hash_condense(secret, p, part, digest + lead));
+        p += part;
+        n -= part;
+    }
+    return key;
+}
+#endif
+
+inline Key hash_bytes(const HashSecret& secret, const uint8_t* p, uint64_t n) {
+    if (n <= 16) return hash_short(secret, p, n);
+#if CLIPPER_VECTORS
+    if (n >= kCondenseBytesMin && secret.variant == kAvx512) return hash_condensed(secret, p, n);
+#endif
+    return hash_long(secret, p, n);
+}
+
 inline Key hash_row(const HashSecret& secret, uint64_t model, uint64_t salt, const void* row, uint64_t n) {
     const HashHalf &x = secret.half[0], &y = secret.half[1];
-    const uint8_t* p = static_cast<const uint8_t*>(row);
-    Key d = n <= 16 ? hash_short(secret, p, n) : hash_long(secret, p, n);
+    Key d = hash_bytes(secret, static_cast<const uint8_t*>(row), n);
     uint64_t mx = fold(model ^ x.model, salt ^ x.salt), my = fold(model ^ y.model, salt ^ y.salt);
     return {fold(mx ^ n, d.lo ^ x.end), fold(my ^ n, d.hi ^ y.end)};
 }

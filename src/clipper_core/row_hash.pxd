@@ -9,5 +9,10 @@ cdef extern from "row_hash.hpp" namespace "clipper" nogil:
         u64 hi              # of a key: low 56 bits; the top byte is 0 (a bucket keeps the value's tag there)
     cdef cppclass HashSecret:
         pass
-    void hash_secret(HashSecret* secret, u64 seed_lo, u64 seed_hi) noexcept
+    cdef enum Variant:          # which instructions; all answer alike, but a hash of long rows differs
+        PLAIN "clipper::kPlain"
+        AVX2 "clipper::kAvx2"
+        AVX512 "clipper::kAvx512"
+    Variant variant_best() noexcept
+    void hash_secret(HashSecret* secret, u64 seed_lo, u64 seed_hi, Variant variant) noexcept
     Key hash_row(const HashSecret& secret, u64 model, u64 salt, const void* row, u64 nbytes) noexcept

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clipper_core.clock_cache import ClockCache, SharedBlob
+from clipper_core.clock_cache import VARIANTS, ClockCache, SharedBlob
 
 WAYS = 5
+HASHES = sorted({VARIANTS[0], "plain"})  # variants whose keys of long rows differ
 BLOB_OVERHEAD = 64
 Prediction = float | int | bytes | str
 
@@ -123,9 +124,9 @@ def random_prediction(rng: random.Random, blob_bytes_max: int) -> Prediction:
     return (rng.random(), rng.randrange(-(2**63), 2**63), True, -0.0)[kind - 2]
 
 
-def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int) -> SlowCache:
+def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int, variant: str) -> SlowCache:
     rng = random.Random(seed)
-    cache = ClockCache(bytes_max, seed=rng.getrandbits(128))
+    cache = ClockCache(bytes_max, seed=rng.getrandbits(128), variant=variant)
     table_bytes = cache.bytes
     twin = SlowCache(cache.buckets, max(bytes_max - table_bytes, 0))
     for _ in range(operations):
@@ -151,15 +152,35 @@ def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max
     seed=st.integers(0, 2**32),
     names=st.integers(1, 400),
     blob_bytes_max=st.integers(2, 600),
+    variant=st.sampled_from(VARIANTS),
 )
-def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_bytes_max: int) -> None:
-    drive(bytes_max, seed, 500, names, blob_bytes_max)
+def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_bytes_max: int, variant: str) -> None:
+    drive(bytes_max, seed, 500, names, blob_bytes_max, variant)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bytes_max", [1_100, 12_000, 40_000])
-def test_cache_answers_as_its_twin_when_full(bytes_max: int) -> None:
-    twin = drive(bytes_max, 1, 4_000, bytes_max // 20, max(bytes_max // 200, 4))
+def test_cache_answers_as_its_twin_when_full(bytes_max: int, variant: str) -> None:
+    twin = drive(bytes_max, 1, 4_000, bytes_max // 20, max(bytes_max // 200, 4), variant)
     assert twin.evictions > 100
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_way_of_a_bucket_is_found(variant: str) -> None:
+    """Six keys in one bucket of five ways: each resident is found in its way, the one that left is not."""
+    cache = ClockCache(0, seed=3, variant=variant)
+    assert cache.buckets == 1
+    for newest in range(40):
+        cache.fill(1, row_of(newest), newest)
+        held = [cache.lookup(1, row_of(name)) for name in range(newest + 1)]
+        assert [name for name in held if name is not None] == [n for n in range(newest + 1) if held[n] is not None]
+        assert len([name for name in held if name is not None]) == min(newest + 1, WAYS)
+
+
+def test_an_unknown_variant_is_refused_with_the_names_there_are() -> None:
+    assert "plain" in VARIANTS
+    with pytest.raises(ValueError, match=r"no variant 'sse9' on this machine; it has .*plain"):
+        ClockCache(0, variant="sse9")
 
 
 @settings(deadline=None)
@@ -309,10 +330,14 @@ def key_bits(keys: np.ndarray) -> np.ndarray:
     return np.unpackbits(keys.view("u1"), axis=1, bitorder="little")[:, :120]
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100, 128, 129, 784, 3136])
-def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(width: int) -> None:
+SHORT = [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100, 128, 129]
+LONG = [256, 319, 320, 784, 1024, 1025, 1088, 1089, 3136]
+
+
+@pytest.mark.parametrize(("width", "variant"), [(w, "plain") for w in SHORT] + [(w, v) for w in LONG for v in HASHES])
+def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(width: int, variant: str) -> None:
     rng = np.random.default_rng(width)
-    cache = ClockCache(0, seed=width)
+    cache = ClockCache(0, seed=width, variant=variant)
     n = 4096 if width <= 128 else 1024
     rows = rng.integers(0, 256, (n, width), "u1")
     if width < 3:
@@ -327,6 +352,26 @@ def test_each_bit_of_a_row_flips_each_bit_of_the_key_half_the_time(width: int) -
         assert abs(flipped - 0.5).max() < 6.5 * 0.5 / pairs**0.5
 
 
+@pytest.mark.parametrize("variant", HASHES)
+def test_every_line_of_a_row_beyond_one_digest_counts(variant: str) -> None:
+    cache = ClockCache(0, seed=5, variant=variant)
+    row = bytearray(280_000)  # condensed in three parts
+    keys = {cache.key(1, row)}
+    places = [*range(0, len(row), 997), *range(130_000, 130_200), *range(260_000, 260_200), len(row) - 1]
+    for place in places:
+        row[place] ^= 1 << (place & 7)
+        keys.add(cache.key(1, row))
+        row[place] ^= 1 << (place & 7)
+    keys |= {cache.key(1, row[:length]) for length in (129_999, 130_047, 130_048, 130_049, 260_000, 279_999)}
+    assert len(keys) == 1 + len(set(places)) + 6
+
+
+def test_short_rows_have_one_key_in_every_variant() -> None:
+    caches = [ClockCache(0, seed=6, variant=variant) for variant in VARIANTS]
+    for length in range(256):
+        assert len({cache.key(1, bytes(length), 2) for cache in caches}) == 1
+
+
 def zeros_of_many_lengths(cache: ClockCache) -> list[tuple[int, int]]:
     return [cache.key(1, bytes(length)) for length in range(3000)]
 
@@ -338,6 +383,19 @@ def one_bit_in_a_long_row(cache: ClockCache) -> list[tuple[int, int]]:
         row[bit >> 3] = 1 << (bit & 7)
         keys.append(cache.key(1, row))
     return keys
+
+
+def two_words_in_a_long_row(cache: ClockCache) -> list[tuple[int, int]]:
+    """The pair that is multiplied, both small numbers; and equal words in every pair of lines."""
+    rows = np.zeros((3 * 4096 + 190, 128), "<u8")
+    low, high = np.meshgrid(np.arange(64), np.arange(64))
+    for i, place in enumerate([0, 64, 126]):
+        rows[i * 4096 :][:4096, place], rows[i * 4096 :][:4096, place + 1] = low.ravel(), high.ravel()
+    for i in range(1, 3):
+        rows[i * 4096] = i << 32  # 0, 0 is there once already
+    pairs = np.array([(a, b) for a in range(20) for b in range(a)])
+    rows[3 * 4096 + np.arange(190)[:, None], pairs * 6 % 128] = 1 << 40
+    return [tuple(key) for key in keys_of(cache, rows.view("u1")).tolist()]
 
 
 def counters(cache: ClockCache) -> list[tuple[int, int]]:
@@ -355,17 +413,19 @@ def models_and_salts(cache: ClockCache) -> list[tuple[int, int]]:
 
 def swapped_blocks(cache: ClockCache) -> list[tuple[int, int]]:
     rng = random.Random(3)
-    blocks = [rng.randbytes(16) for _ in range(12)]
-    orders = {tuple(rng.sample(range(12), 12)) for _ in range(50_000)}
+    blocks = [rng.randbytes(16) for _ in range(20)]
+    orders = {tuple(rng.sample(range(20), 20)) for _ in range(50_000)}
     return [cache.key(1, b"".join(blocks[i] for i in order)) for order in orders]
 
 
-@pytest.mark.parametrize(
-    "family", [zeros_of_many_lengths, one_bit_in_a_long_row, counters, round_floats, models_and_salts, swapped_blocks]
-)
-def test_keys_of_similar_rows_are_as_if_drawn(family: Callable[[ClockCache], list[tuple[int, int]]]) -> None:
+ALIKE = [counters, round_floats, models_and_salts]
+ALIKE_AND_LONG = [zeros_of_many_lengths, one_bit_in_a_long_row, two_words_in_a_long_row, swapped_blocks]
+
+
+@pytest.mark.parametrize(("family", "variant"), [(f, "plain") for f in ALIKE] + [(f, v) for f in ALIKE_AND_LONG for v in HASHES])
+def test_keys_of_similar_rows_are_as_if_drawn(family: Callable[[ClockCache], list[tuple[int, int]]], variant: str) -> None:
     """None equal; and in every window of w bits about n^2 / 2^(w+1) pairs equal, as for random numbers."""
-    keys = np.array(family(ClockCache(0, seed=17)), "<u8")
+    keys = np.array(family(ClockCache(0, seed=17, variant=variant)), "<u8")
     n = len(keys)
     assert len(np.unique(keys, axis=0)) == n
     assert keys[:, 1].max() < 1 << 56
@@ -397,7 +457,7 @@ def test_every_bit_of_the_seed_matters_and_the_default_is_random() -> None:
 def test_key_depends_on_content_not_on_address() -> None:
     cache = ClockCache(0)
     rng = random.Random(2)
-    for length in range(200):
+    for length in (*range(200), *range(250, 400), *range(1000, 1100)):
         row = rng.randbytes(length)
         shifted = memoryview(b"x" * (length % 13) + row + b"tail")[length % 13 :][:length]
         assert cache.key(3, row, 1) == cache.key(3, shifted, 1)
