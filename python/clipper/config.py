@@ -41,6 +41,10 @@ class ServerSettings(msgspec.Struct, frozen=True):
     model_threads: Annotated[
         int, _about("threads of each container; 0 for its share of the cores", "threads", ge=0, le=1024)
     ] = 0
+    cache_policy: Annotated[
+        Literal["clock", "sieve"],
+        _about("who leaves a full cache: `clock`, or `sieve` (more hits when the same inputs stay popular, fewer when not)"),
+    ] = "clock"
     heartbeat_ms: Annotated[
         int,
         _about(

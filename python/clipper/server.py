@@ -523,6 +523,7 @@ def _engine_of(config: Config) -> Engine:
     limits = config.limits
     return Engine(
         cache_bytes_max=limits.cache_bytes_max,
+        cache_policy=config.server.cache_policy,
         tasks_max=limits.tasks_max,
         queue_bytes_max=limits.queue_bytes_max,
         frame_bytes_max=limits.frame_bytes_max,

@@ -11,11 +11,18 @@ from clipper_core.row_hash cimport Key, Variant
 
 cdef struct CacheState        # clock_cache.pyx
 
+cdef enum Policy:             # who leaves a full bucket
+    CLOCK = 0
+    SIEVE = 1
+
+cdef Policy policy_of(str name) except *    # "clock" or "sieve"; ValueError for another
+
 # -- hashing. Threads: any. Seeded at random per process, so that nobody can aim at a bucket.
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u64 nbytes) noexcept nogil
 
 # -- the cache. Threads: any.
-cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant) noexcept nogil  # NULL: no memory
+cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant, Policy policy) noexcept nogil
+# NULL when memory is out
 cdef void cache_free(CacheState* cache) noexcept nogil
 cdef bint cache_lookup(CacheState* cache, const Key* key, Value* out) noexcept nogil  # a blob comes with a reference
 cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* values, u8* found) noexcept nogil

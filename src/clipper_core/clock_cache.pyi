@@ -3,6 +3,7 @@ import builtins
 from typing_extensions import Buffer, disjoint_base
 
 VARIANTS: tuple[str, ...]
+POLICIES: tuple[str, str]
 
 @disjoint_base
 class SharedBlob:
@@ -12,7 +13,7 @@ class SharedBlob:
 
 @disjoint_base
 class ClockCache:
-    def __new__(cls, bytes_max: int, seed: int | None = None, *, variant: str = ...) -> ClockCache: ...
+    def __new__(cls, bytes_max: int, seed: int | None = None, *, policy: str = "clock", variant: str = ...) -> ClockCache: ...
     def key(self, model: int, row: Buffer, salt: int = 0) -> tuple[int, int]: ...
     def keys(self, model: int, rows: Buffer, row_bytes: int, salt: int = 0) -> builtins.bytes: ...
     def lookup(self, model: int, row: Buffer, salt: int = 0) -> object | None: ...

@@ -12,6 +12,7 @@ class Engine:
         self,
         *,
         cache_bytes_max: int = ...,
+        cache_policy: str = "clock",
         tasks_max: int = ...,
         queue_bytes_max: int = ...,
         frame_bytes_max: int = ...,

@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 from libcpp.vector cimport vector
 from posix.unistd cimport close
 
-from clipper_core.clock_cache cimport cache_bytes, cache_entries, cache_evictions, cache_free, cache_new
+from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
 from clipper_core.future cimport delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes_free, lanes_new, lanes_wake, row_end,
@@ -37,14 +37,16 @@ cdef class Engine:
     """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable length), frame_bytes_max,
-    rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. With `manual_clock` time is
-    what step is told (microseconds). Source: docs/architecture.md, "Flow".
+    rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. `cache_policy` is clock or
+    sieve. With `manual_clock` time is what step is told (microseconds). Source: docs/architecture.md, "Flow".
     """
 
-    def __cinit__(self, *, u64 cache_bytes_max=256 << 20, u64 tasks_max=1 << 20, u64 queue_bytes_max=1 << 30,
-                  u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16, u64 output_bytes_max=16 << 20, u64 links_max=4096,
-                  u32 models_max=65535, u64 heartbeat_ms=500, u64 hello_ms=10000, bint manual_clock=False, seed=None):
+    def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock", u64 tasks_max=1 << 20,
+                  u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
+                  u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
+                  u64 hello_ms=10000, bint manual_clock=False, seed=None):
         cdef EngineState* e
+        cdef Policy policy = policy_of(cache_policy)
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
         cdef u64 now = 0 if manual_clock else monotonic_us()
         self.delivery = Delivery()
@@ -64,7 +66,7 @@ cdef class Engine:
         e.hello_us = hello_ms * 1000
         e.chores_us = now
         e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"), int.from_bytes(noise[8:], "little"),
-                            variant_best())
+                            variant_best(), policy)
         e.models = <ModelState**> aligned_new(<u64> models_max * sizeof(void*))
         e.links = <LinkState*> aligned_new(LINKS_MAX * sizeof(LinkState))
         e.commands = ring_new(COMMANDS_MAX, sizeof(Command), 0)

@@ -1,4 +1,4 @@
-"""The prediction cache beside its slow obvious twin: lists of ways, CLOCK hands turned one step at a time."""
+"""The prediction cache beside its slow obvious twin: lists of ways, hands turned one step at a time."""
 
 import random
 import struct
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clipper_core.clock_cache import VARIANTS, ClockCache, SharedBlob
+from clipper_core.clock_cache import POLICIES, VARIANTS, ClockCache, SharedBlob
 
 WAYS = 5
 HASHES = sorted({VARIANTS[0], "plain"})  # variants whose keys of long rows differ
@@ -37,9 +37,10 @@ class Way:
 
 
 class SlowCache:
-    def __init__(self, buckets: int, room: int) -> None:
+    def __init__(self, buckets: int, room: int, policy: str = "clock") -> None:
         self.buckets = [[Way() for _ in range(WAYS)] for _ in range(buckets)]
         self.hands = [0] * buckets
+        self.policy = policy
         self.blob_hand = 0
         self.room = room
         self.used = 0
@@ -75,7 +76,8 @@ class SlowCache:
     def victim(self, bucket: int) -> Way:
         while True:
             way = self.buckets[bucket][self.hands[bucket]]
-            self.hands[bucket] = (self.hands[bucket] + 1) % WAYS
+            if self.policy == "clock" or way.referenced:
+                self.hands[bucket] = (self.hands[bucket] + 1) % WAYS
             if not way.referenced:
                 return way
             way.referenced = False
@@ -124,11 +126,11 @@ def random_prediction(rng: random.Random, blob_bytes_max: int) -> Prediction:
     return (rng.random(), rng.randrange(-(2**63), 2**63), True, -0.0)[kind - 2]
 
 
-def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int, variant: str) -> SlowCache:
+def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max: int, **how: str) -> SlowCache:
     rng = random.Random(seed)
-    cache = ClockCache(bytes_max, seed=rng.getrandbits(128), variant=variant)
+    cache = ClockCache(bytes_max, seed=rng.getrandbits(128), **how)  # type: ignore[arg-type]
     table_bytes = cache.bytes
-    twin = SlowCache(cache.buckets, max(bytes_max - table_bytes, 0))
+    twin = SlowCache(cache.buckets, max(bytes_max - table_bytes, 0), how["policy"])
     for _ in range(operations):
         row = row_of(min(rng.randrange(names), rng.randrange(names)))
         model, salt = rng.randrange(2), rng.randrange(2)
@@ -153,15 +155,17 @@ def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max
     names=st.integers(1, 400),
     blob_bytes_max=st.integers(2, 600),
     variant=st.sampled_from(VARIANTS),
+    policy=st.sampled_from(POLICIES),
 )
-def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_bytes_max: int, variant: str) -> None:
-    drive(bytes_max, seed, 500, names, blob_bytes_max, variant)
+def test_cache_answers_as_its_twin(bytes_max: int, seed: int, names: int, blob_bytes_max: int, variant: str, policy: str) -> None:
+    drive(bytes_max, seed, 500, names, blob_bytes_max, variant=variant, policy=policy)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bytes_max", [1_100, 12_000, 40_000])
-def test_cache_answers_as_its_twin_when_full(bytes_max: int, variant: str) -> None:
-    twin = drive(bytes_max, 1, 4_000, bytes_max // 20, max(bytes_max // 200, 4), variant)
+def test_cache_answers_as_its_twin_when_full(bytes_max: int, variant: str, policy: str) -> None:
+    twin = drive(bytes_max, 1, 4_000, bytes_max // 20, max(bytes_max // 200, 4), variant=variant, policy=policy)
     assert twin.evictions > 100
 
 
@@ -177,7 +181,9 @@ def test_every_way_of_a_bucket_is_found(variant: str) -> None:
         assert len([name for name in held if name is not None]) == min(newest + 1, WAYS)
 
 
-def test_an_unknown_variant_is_refused_with_the_names_there_are() -> None:
+def test_an_unknown_variant_or_policy_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match="no cache policy 'lru'; there are clock and sieve"):
+        ClockCache(0, policy="lru")
     assert "plain" in VARIANTS
     with pytest.raises(ValueError, match=r"no variant 'sse9' on this machine; it has .*plain"):
         ClockCache(0, variant="sse9")
@@ -280,7 +286,17 @@ def zipf_trace(skew: float, keys: int, requests: int) -> list[int]:
     return names
 
 
-def global_clock_hits(trace: list[int], capacity: int, warm: int) -> int:
+def drift_trace(keys: int, requests: int) -> list[int]:
+    """Zipf 1.0 whose whole order of popularity moves on every tenth of the trace; every fifth key is seen once."""
+    ranks = np.array(zipf_trace(1.0, keys, requests))
+    names = (ranks + np.arange(requests) // (requests // 10) * 7919) % keys
+    once = np.random.default_rng(8).random(requests) < 0.2
+    shown: list[int] = np.where(once, keys + np.arange(requests), names).tolist()
+    return shown
+
+
+def global_clock(trace: list[int], capacity: int, warm: int) -> int:
+    """Hits of one CLOCK over everything. It too gives a newcomer no second chance: that would cost some two points."""
     ring, bits, place = [-1] * capacity, bytearray(capacity), dict[int, int]()
     hand = hits = 0
     for i, name in enumerate(trace):
@@ -298,23 +314,61 @@ def global_clock_hits(trace: list[int], capacity: int, warm: int) -> int:
     return hits
 
 
+def global_sieve(trace: list[int], capacity: int, warm: int) -> int:
+    """Hits of one SIEVE over everything: a list by `newer`, the hand from the oldest on."""
+    visited = dict[int, bool]()
+    newer, older = dict[int, int](), dict[int, int]()  # -1 is both ends
+    newer[-1] = older[-1] = hand = -1
+    hits = 0
+    for i, name in enumerate(trace):
+        if name in visited:
+            visited[name] = True
+            hits += i >= warm
+            continue
+        if len(visited) == capacity:
+            hand = newer[-1] if hand == -1 else hand
+            while visited[hand]:
+                visited[hand] = False
+                hand = newer[hand] if newer[hand] != -1 else newer[-1]
+            gone, hand = hand, newer[hand]
+            newer[older[gone]], older[newer[gone]] = newer[gone], older[gone]
+            del visited[gone], newer[gone], older[gone]
+        newest = older[-1]
+        newer[newest], older[name], newer[name], older[-1] = name, newest, -1, name
+        visited[name] = False
+    return hits
+
+
+def hits_of(cache: ClockCache, trace: list[int], warm: int) -> int:
+    hits = 0
+    for i, name in enumerate(trace):
+        row = row_of(name)
+        if cache.lookup(1, row) is None:
+            cache.fill(1, row, name)
+        else:
+            hits += i >= warm
+    return hits
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("skew", [0.9, 1.0, 1.1])
-def test_hit_ratio_within_a_point_and_a_half_of_one_global_clock(skew: float) -> None:
-    """The global CLOCK too gives a newcomer no second chance; setting its bit at once costs it some two points."""
-    trace, warm = zipf_trace(skew, 200_000, 500_000), 100_000
-    for buckets in (512, 4096):
-        cache = ClockCache(buckets * 128 * 4 // 3 + 128, seed=11)
+@pytest.mark.parametrize(("policy", "simulated"), [("clock", global_clock), ("sieve", global_sieve)])
+@pytest.mark.parametrize("skew", [0.9, 1.0, 1.1, None], ids=["zipf0.9", "zipf1.0", "zipf1.1", "drift"])
+def test_hit_ratio_within_a_point_and_a_half_of_one_global_hand(
+    skew: float | None, policy: str, simulated: Callable[[list[int], int, int], int]
+) -> None:
+    trace, warm = zipf_trace(skew, 100_000, 1_000_000) if skew else drift_trace(100_000, 1_000_000), 200_000
+    for buckets in (512, 2048):  # 2.6 % and 10 % of the keys
+        cache = ClockCache(buckets * 128 * 4 // 3 + 128, seed=11, policy=policy)
         assert cache.buckets == buckets
-        hits = 0
-        for i, name in enumerate(trace):
-            row = row_of(name)
-            if cache.lookup(1, row) is None:
-                cache.fill(1, row, name)
-            else:
-                hits += i >= warm
-        against = global_clock_hits(trace, buckets * WAYS, warm)
+        hits = hits_of(cache, trace, warm)
+        against = simulated(trace, buckets * WAYS, warm)
         assert (against - hits) / (len(trace) - warm) < 0.015
+
+
+def test_sieve_keeps_what_is_popular_better_than_clock_does() -> None:
+    trace = zipf_trace(1.0, 20_000, 60_000)
+    clock, sieve = (hits_of(ClockCache(1 << 17, seed=1, policy=policy), trace, 20_000) for policy in POLICIES)
+    assert sieve > clock * 1.02
 
 
 # -- the hash ----------------------------------------------------------------------------------------------------------

@@ -153,3 +153,9 @@ def test_finish_ends_all_wherever_they_are(world: World, seed: int) -> None:
     assert {future.status() for future in futures} <= {Status.CLOSED, Status.CANCELLED, Status.DEADLINE, Status.NO_REPLICA}
     assert any(future.status() == Status.CLOSED for future in futures)
     world.engine.finish()
+
+
+def test_an_unknown_cache_policy_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match="no cache policy 'lru'; there are clock and sieve"):
+        Engine(cache_policy="lru")
+    assert Engine(cache_policy="sieve", cache_bytes_max=1 << 16).snapshot()["cache"]["entries"] == 0

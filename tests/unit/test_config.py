@@ -306,3 +306,10 @@ def test_every_default_is_within_its_own_range() -> None:
     }
     again = load(env={}, **as_given)
     assert (again.server, again.limits, again.batching) == (config.server, config.limits, config.batching)
+
+
+def test_cache_policy_is_one_of_two_names() -> None:
+    assert load(env={}).server.cache_policy == "clock"
+    assert load(env={}, cache_policy="sieve").server.cache_policy == "sieve"
+    with pytest.raises(ConfigError, match="expected one of 'clock', 'sieve'"):
+        load(env={}, cache_policy="lru")
