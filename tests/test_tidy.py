@@ -22,7 +22,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("status", "dtype", "row_hash"),
-    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "v1", "pending"),
+    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "v1", "pending", "projection"),
     ("future", "clock_cache", "codec"),
     ("mailbox", "lane", "link"),
     ("replica",),

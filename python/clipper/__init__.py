@@ -16,7 +16,7 @@ from clipper.errors import ClipperError
 from clipper.server import ClipperServer
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.dispatch import as_completed
-from clipper.types import Answer, Application, InputType, PredictionRequest, VersionedModel
+from clipper.types import Answer, Application, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 
 __version__ = "0.1.0"
@@ -40,6 +40,7 @@ __all__ = [
     "Future",
     "InputType",
     "PredictionRequest",
+    "Similar",
     "VersionedModel",
     "as_completed",
     "errors",

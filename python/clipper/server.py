@@ -35,7 +35,7 @@ from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.processor import Question, predict
 from clipper.state_dir import StateDir
 from clipper.store import open_store
-from clipper.types import VERSION_MAX, Application, Batching, InputType, Model, PredictionRequest, VersionedModel
+from clipper.types import VERSION_MAX, Application, Batching, InputType, Model, PredictionRequest, Similar, VersionedModel
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -152,6 +152,7 @@ class ClipperServer:
         output: str = "any",
         batching: str | Mapping[str, Any] | Batching | None = None,
         cache: bool = True,
+        similar: Similar | None = None,
         finite: bool = False,
         retry_singly: bool = False,
         row_by_row: bool = False,
@@ -162,9 +163,10 @@ class ClipperServer:
 
         It runs in `replicas` processes of its own and takes a batch: an array of shape (n, *row), or a list of str or bytes;
         with `row_by_row`, one input at a time. input: `f64[64]`, `str`, `i32[*]`, ...; taken from the estimator, or from
-        the first query, when not given. finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its
-        rows one by one. code: folders or files the model imports. wait: until every replica is connected; the version
-        becomes the latest only then.
+        the first query, when not given. similar: near inputs share predictions, as in
+        `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far that was wrong.
+        finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. code: folders
+        or files the model imports. wait: until every replica is connected; the version becomes the latest only then.
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
         """
         self._check_open()
@@ -173,6 +175,7 @@ class ClipperServer:
             "replicas": self._replica_count(name, 1 if replicas is None else replicas),
             "batching": merge_batching(self.config.batching, batching),
             "cache": cache,
+            "similar": similar,
             "finite": finite,
             "retry_singly": retry_singly,
             "row_by_row": row_by_row,
@@ -291,7 +294,12 @@ class ClipperServer:
             counters = by_index.get(running.core.index)
             if counters is None:  # deployed just now
                 continue
-            models[str(running.model.id)] = {**counters, "replicas": self._replica_stats(running)}
+            near = running.core.similar
+            models[str(running.model.id)] = {
+                **counters,
+                "replicas": self._replica_stats(running),
+                **({"similar": near.stats()} if near is not None else {}),
+            }
         return {**snapshot, "models": models, "loop": self._dispatch.loop.snapshot()}
 
     def _replica_stats(self, running: Running) -> list[dict[str, Any]]:

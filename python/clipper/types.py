@@ -252,10 +252,24 @@ class Batching(msgspec.Struct, frozen=True):
     pad: Annotated[bool, Meta(description="static: fill every batch up to size_max")] = False
 
 
+class Similar(msgspec.Struct, frozen=True):
+    """Near float inputs share predictions: rows that fall into the same cells of `width` of random `projections`.
+
+    Two rows r apart (Euclidean distance) share with probability about (1 - 0.8 r / width) ** projections. check_share of the
+    hits of single queries are evaluated too, after the answer; outputs further apart than `tolerance` count as disagreed.
+    """
+
+    width: Annotated[float, Meta(gt=0)]
+    projections: Literal[8, 16, 24, 32] = 16
+    check_share: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    tolerance: Annotated[float, Meta(ge=0)] = 0.0
+
+
 class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/1"):
     """A model version: fixed once registered, but for `replicas` and `retired_us`, which the catalog keeps beside it.
 
     target: what the container runs, `module:function` or the file it is packed in.  sha256: of that file.
+    similar: near inputs share predictions; None: only equal ones.
     finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a time.  code: folders
     its container needs on sys.path.
     created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
@@ -276,6 +290,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     finite: bool = False
     row_by_row: bool = False
     code: tuple[str, ...] = ()
+    similar: Similar | None = None
 
     @property
     def id(self) -> VersionedModel:

@@ -4,9 +4,9 @@ Why set-associative. A CLOCK over the whole table keeps one hand and therefore o
 here a hand turns within a bucket of five ways, so a fill touches two cache lines and knows nothing of the rest, and a
 lookup reads the same two with no store beyond a reference bit. The price: up to 1.5 points of hit ratio; and a full
 bucket evicts while others have room, so capacity is buckets x ways and no promise to a key.
-Given up: shards with a map each (64 ns a hit on two threads, against 17); 64-bit keys (with 10^6 entries one query in 2 x 10^13 gets a stranger's answer: at
-a million queries a second, once or twice a year). The steps that threads race on, and why they are right:
-clock_cache.hpp.
+Given up: shards with a map each (64 ns a hit on two threads, against 17); 64-bit keys (with 10^6 entries one query in
+2 x 10^13 gets a stranger's answer: at a million queries a second, once or twice a year). The steps that threads race on,
+and why they are right: clock_cache.hpp.
 
 Who leaves. CLOCK, or SIEVE where asked: 1 to 9 points more hits on a static skew, up to 5 fewer when popularity
 drifts. They differ in whether the hand moves on after an eviction, and in nothing else.

@@ -8,6 +8,7 @@ from clipper_core.engine cimport Engine
 from clipper_core.future cimport Block, Future
 from clipper_core.machine cimport u8, u32, u64
 from clipper_core.prediction cimport Value
+from clipper_core.projection cimport Similarity
 from clipper_core.scheduler cimport ModelState
 from clipper_core.status cimport Status
 
@@ -20,6 +21,8 @@ cdef class Model:
     cdef int typenum
     cdef readonly u64 slo_us           # when predict() is not told
     cdef u64 lane_bytes_max
+    cdef readonly Similarity similar   # near rows share cache entries; None: only equal ones do
+    cdef bint near                     # `similar` is there, and knows the rows
     cdef public object on_untyped      # (input) -> (dtype, shape), for a model of type any
 
     cdef int _settle_by(self, object x) except -1
@@ -29,12 +32,14 @@ cdef class Model:
     cdef object _refuse(self, object x, object cause)
     cdef cnp.ndarray _array(self, object x)
     cdef bint _fits(self, cnp.ndarray array)
+    cdef Key _key(self, const void* row, u64 nbytes, u64 salt) noexcept nogil
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, u64 now, Block* block,
                        u32 slot) noexcept nogil
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil
+    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil
     cdef bint _full(self, int klass) noexcept

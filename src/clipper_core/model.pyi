@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from clipper_core.dtype import NAMES as NAMES
 from clipper_core.engine import Engine
 from clipper_core.future import Future
+from clipper_core.projection import Similarity
 
 @final
 class Model:
@@ -15,6 +16,7 @@ class Model:
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...]
     slo_us: int
+    similar: Similarity | None
     on_untyped: Callable[[Any], tuple[str, tuple[int, ...]]] | None
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Model:
         lane_bytes_max: int = ...,
         output: str = "",
         output_shape: tuple[int, ...] | None = None,
+        similar: Similarity | None = None,
     ) -> None: ...
     @property
     def index(self) -> int: ...

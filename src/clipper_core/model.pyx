@@ -16,8 +16,9 @@ from clipper_core.future cimport (block_drop, future_at_once, future_new, slot_f
                                   waiter_epoch, waiter_leaves)
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
-from clipper_core.machine cimport aligned_new, futex_wait, monotonic_us, relaxed
+from clipper_core.machine cimport aligned_new, futex_wait, i32, monotonic_us, relaxed
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
+from clipper_core.projection cimport Similarity, projection_cells
 from clipper_core.scheduler cimport LANE_CLASSES, EngineState
 from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, OK, raise_for
 
@@ -44,6 +45,7 @@ cdef enum:
     CLOCK_ROWS = 64             # rows of an array that share one look at the clock
     QUEUE_WAIT_US = 2000        # predict_many waits this long at a time for room in a full lane
 
+cdef u64 NEAR = <u64> 1 << 63   # with a model's uid: its keys of cells, beside those of rows
 cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
 
 cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"), "u16": np.dtype("<u2"),
@@ -61,6 +63,11 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
     return slo_us
 
 
+def _check_similar(str name, str dtype, tuple shape):
+    if dtype not in ("f32", "f64", "any") or shape == (-1,):
+        raise_for(BAD_INPUT, f"{name}: similar rows are f32 or f64 of one shape, not {dtype}{list(shape)}")
+
+
 def _check_type(str name, str dtype, tuple shape):
     if (dtype not in NAMES and dtype != "any") or len(shape) > RANK_MAX:
         raise_for(BAD_INPUT, f"{name}: no type of rows is {dtype} with {len(shape)} dimensions")
@@ -74,17 +81,20 @@ cdef class Model:
 
     `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a name of clipper_core.dtype
     (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for numeric rows that differ in length. `lane_rows` bounds how
-    many tasks of like SLO may wait or be in flight. `finite` refuses NaN and infinities.
+    many tasks of like SLO may wait or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats
+    share cache entries.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *, u64 slo_us=1000000,
                  bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
-                 str output="", tuple output_shape=None):
+                 str output="", tuple output_shape=None, Similarity similar=None):
         cdef ModelState* m
         cdef u32 i
         _check_type(name, dtype, shape)
         _check_type(name, output or "any", output_shape or ())
         slo_of(slo_us, 0)
+        if similar is not None:
+            _check_similar(name, dtype, shape)
         m = <ModelState*> aligned_new(sizeof(ModelState))
         if m == NULL:
             raise_for(NO_MEMORY, f"no memory for model {name}")
@@ -112,11 +122,15 @@ cdef class Model:
             free(m)
             raise
         self.state = m
+        self.similar = similar
         self._set_rows(dtype, shape)
 
     def _set_rows(self, str dtype, tuple shape):
         cdef ModelState* m = self.state
         cdef u32 i
+        if self.similar is not None and dtype != "any":
+            self.similar.draw(dtype == "f64", math.prod(shape),
+                              key_of(self.engine.state.cache, m.spec.uid | NEAR, 0, NULL, 0).lo)
         m.spec.dtype = <u8> int(NAMES.get(dtype, ANY))
         m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
         self.dtype = _typenums.get(dtype)
@@ -129,6 +143,7 @@ cdef class Model:
         for i in range(len(shape)):
             m.spec.dims[i] = shape[i]
             m.spec.row_bytes *= <u64> shape[i]
+        self.near = self.similar is not None
         m.lane_rows = min(m.lane_rows, max(<u64> 16, self.lane_bytes_max // m.spec.row_bytes))
 
     def settle(self, str dtype, tuple shape=()):
@@ -136,6 +151,8 @@ cdef class Model:
         if self.state.spec.dtype != ANY:
             raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
         _check_type(self.name, dtype, shape)
+        if self.similar is not None:
+            _check_similar(self.name, dtype, shape)
         self._set_rows(dtype, shape)
 
     @property
@@ -261,6 +278,12 @@ cdef class Model:
 
     # -- submitting
 
+    cdef Key _key(self, const void* row, u64 nbytes, u64 salt) noexcept nogil:
+        cdef i32 cells[32]
+        if self.near and projection_cells(self.similar.state, row, cells):
+            return key_of(self.engine.state.cache, self.state.spec.uid | NEAR, salt, cells, 4 * self.similar.state.count)
+        return key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil:
         """Is it in the cache? The key is made in passing; the miss needs it too."""
         cdef CacheState* cache
@@ -269,7 +292,7 @@ cdef class Model:
         if not self.state.cached:
             return False
         cache = self.engine.state.cache
-        key[0] = key_of(cache, self.state.spec.uid, salt, row, nbytes)
+        key[0] = self._key(row, nbytes, salt)
         if not cache_lookup(cache, key, value):
             return False
         count(&self.state.tally.hits, 1)
@@ -311,25 +334,34 @@ cdef class Model:
         block_drop(self.engine.state.delivery, block, 1)
         return status
 
+    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra):
+        """A future of a task of its own; key NULL: neither joined nor cached."""
+        cdef Value nothing
+        cdef Block* block = NULL
+        cdef u32 slot = 0
+        cdef Status status
+        nothing.word = 0
+        nothing.tag = TAG_NONE
+        if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
+            return future_at_once(self.engine.delivery, NO_MEMORY, &nothing, finish, extra)
+        status = self._queue(row, nbytes, key, slo_us, self._now_us(), block, slot)
+        if status != OK:
+            count(&self.state.tally.refused[<u32> status], 1)
+            slot_fill(self.engine.state.delivery, block, slot, status, &nothing)
+            block_drop(self.engine.state.delivery, block, 1)
+        return future_new(self.engine.delivery, block, slot, 1, finish, extra)
+
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra):
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
         cdef Key key
         cdef Value value
-        cdef Block* block = NULL
-        cdef u32 slot = 0
-        cdef Status status
-        if self._look_up(row, nbytes, salt, &key, &value):
-            return future_at_once(self.engine.delivery, OK, &value, finish, extra)
-        if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
-            return future_at_once(self.engine.delivery, NO_MEMORY, &value, finish, extra)
-        status = self._queue(row, nbytes, &key, slo_us, self._now_us(), block, slot)
-        if status != OK:
-            count(&self.state.tally.refused[<u32> status], 1)
-            slot_fill(self.engine.state.delivery, block, slot, status, &value)
-            block_drop(self.engine.state.delivery, block, 1)
-        return future_new(self.engine.delivery, block, slot, 1, finish, extra)
+        if not self._look_up(row, nbytes, salt, &key, &value):
+            return self._evaluate(row, nbytes, &key, slo_us, finish, extra)
+        if self.near and self.similar.check_is_due():       # evaluated once more, for the record
+            self.similar.remember(self._evaluate(row, nbytes, NULL, self.slo_us, None, None), value_object(&value))
+        return future_at_once(self.engine.delivery, OK, &value, finish, extra)
 
     @cython.binding(False)
     def predict(self, x, slo_ms=None, u64 salt=0):
@@ -345,7 +377,7 @@ cdef class Model:
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
         cdef Value value = object_value(output)
-        cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        cdef Key key = self._key(row, nbytes, salt)
         cache_fill(self.engine.state.cache, &key, &value)
         value_drop(&value)
 
@@ -355,7 +387,7 @@ cdef class Model:
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
         cdef Value value
-        cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        cdef Key key = self._key(row, nbytes, salt)
         if not cache_lookup(self.engine.state.cache, &key, &value):
             return False, None
         output = value_object(&value)

@@ -5,11 +5,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from clipper.config import Limits
 from clipper.serving.containers import Seat
 from clipper.types import InputType, Model, VersionedModel
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
+from clipper_core.projection import Similarity
 
 _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
 
@@ -69,6 +72,7 @@ class RunningModels:
             lane_bytes_max=self._limits.queue_bytes_max,
             output="" if output.dtype == "any" else output.dtype,
             output_shape=None if output.variable or output.dtype == "any" else output.shape,
+            similar=Similarity(**msgspec.structs.asdict(model.similar)) if model.similar else None,
         )
         core.on_untyped = _infer
         return core

@@ -7,7 +7,7 @@ import pytest
 
 from clipper.config import Limits
 from clipper.serving.models import RunningModels, row_shape
-from clipper.types import InputType, Model, VersionedModel
+from clipper.types import InputType, Model, Similar, VersionedModel
 from clipper_core.engine import Engine
 
 
@@ -34,6 +34,16 @@ def test_a_changed_record_keeps_its_queue(running):
     scaled = running.ensure(record(replicas=3))
     assert scaled.core is first.core
     assert scaled.model.replicas == 3
+
+
+def test_near_rows_share_where_the_record_says_so(running):
+    near = running.ensure(record(similar=Similar(width=0.5, projections=8, check_share=0.0))).core
+    exact = running.ensure(record(version=2)).core
+    for core in (near, exact):
+        core.put(np.zeros(4), 1.0)
+    assert near.cached(np.full(4, 1e-9)) == (True, 1.0)
+    assert exact.cached(np.full(4, 1e-9)) == (False, None)
+    assert (near.similar.width, near.similar.projections, exact.similar) == (0.5, 8, None)
 
 
 def test_a_version_that_comes_back_is_another_one(running):

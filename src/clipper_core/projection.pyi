@@ -1,0 +1,19 @@
+from typing import Any
+
+from typing_extensions import Buffer, disjoint_base
+
+def difference(cached: Any, fresh: Any) -> float: ...
+
+@disjoint_base
+class Similarity:
+    width: float
+    projections: int
+    check_share: float
+    tolerance: float
+    def __new__(
+        cls, width: float, projections: int = 16, check_share: float = 0.01, tolerance: float = 0.0
+    ) -> Similarity: ...
+    def bind(self, dtype: str, n: int, seed: int) -> None: ...
+    def cells(self, row: Buffer) -> tuple[int, ...] | None: ...
+    def compare(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
