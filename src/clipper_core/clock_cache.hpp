@@ -295,13 +295,23 @@ inline void fetch_lines(const void* bucket) {
     __builtin_prefetch(static_cast<const char*>(bucket) + kLine);
 }
 
-// Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save half of a far lookup.
+// Zeroed pages that cost nothing until they are touched; NULL when memory is out. Huge pages save half of a far lookup; only
+// a stretch that starts at a multiple of one can be made of them, which kernels before 6.7 leave to chance.
+constexpr std::size_t kHugePage = std::size_t(2) << 20;
+inline std::size_t whole_pages(std::size_t bytes) { return (bytes + 0xffff) & ~std::size_t(0xffff); }
+
 inline void* pages_new(std::size_t bytes) {
-    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    std::size_t length = whole_pages(bytes), spare = length >= 2 * kHugePage ? kHugePage : 0;
+    void* p = mmap(nullptr, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return nullptr;
-    if (bytes >= (std::size_t(4) << 20)) madvise(p, bytes, MADV_HUGEPAGE);
-    return p;
+    if (!spare) return p;
+    char* start = static_cast<char*>(p);
+    std::size_t before = -reinterpret_cast<std::uintptr_t>(start) & (kHugePage - 1);
+    if (before) munmap(start, before);
+    if (before < spare) munmap(start + before + length, spare - before);
+    madvise(start + before, length, MADV_HUGEPAGE);
+    return start + before;
 }
-inline void pages_free(void* p, std::size_t bytes) { munmap(p, bytes); }
+inline void pages_free(void* p, std::size_t bytes) { munmap(p, whole_pages(bytes)); }
 
 }  // namespace clipper

@@ -223,7 +223,7 @@ def test_an_input_that_no_frame_can_hold(names):
 def test_near_inputs_share_a_prediction_when_asked_and_stats_tell_the_error(deploy, server):
     model = deploy(lambda xs: xs[:, 0], input="f64[4]", similar=clipper.Similar(width=1.0, projections=8, check_share=1.0))
     assert model.predict(ROW).result(5) == 0
-    near = ROW + [1e-9, 0, 0, 0]
+    near = ROW + np.array([1e-9, 0, 0, 0])
     assert model.predict(near).result(5) == 0
     assert model.predict(ROW + 500).result(5) == 500  # answered after the check, which went before it
     told = server.stats()["models"][model.name]["similar"]
