@@ -22,10 +22,11 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("status", "dtype", "row_hash"),
-    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "v1", "pending", "projection"),
+    ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("future", "clock_cache", "codec"),
     ("mailbox", "lane", "link"),
     ("replica",),
+    ("crew",),
     ("scheduler",),
     ("engine",),
     ("model", "io_loop"),

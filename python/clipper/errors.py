@@ -148,7 +148,8 @@ class StillLinked(ClipperError):
 
 
 class Overloaded(ClipperError):
-    """A queue or table is full. `retry_after_s`: seconds after which another try may succeed."""
+    """The query could not have finished by its deadline, or a queue or table is full. `retry_after_s`: seconds after which
+    another try may succeed."""
 
     rest_status = 429
     grpc_code = "RESOURCE_EXHAUSTED"

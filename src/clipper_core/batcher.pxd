@@ -48,6 +48,8 @@ cdef struct Batcher:
 cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil
 # ^ rows to take now, of `queued` waiting; >= 1
+cdef double batcher_room(const Batcher* b) noexcept nogil
+# ^ the most rows whose batch the estimate puts within the budget, whatever the limit
 cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil
 # ^ expected service time of n rows; 0 while unknown, that is for three batches
 cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil

@@ -278,8 +278,7 @@ cdef double _budget_us(const Batcher* b, double slo_us) noexcept nogil:
     return rest if rest > share else share
 
 
-cdef double _room(const Batcher* b) noexcept nogil:
-    """The most rows whose batch the estimate puts within the budget."""
+cdef double batcher_room(const Batcher* b) noexcept nogil:
     if not _known(b):
         return b.config.size_max
     cdef double left = _budget_us(b, b.slo_us), slope = b.fit_b
@@ -316,7 +315,7 @@ cdef void _increase(Batcher* b, bint full) noexcept nogil:
     if b.jumped:
         b.jumped = False
         b.patience = b.patience / 2 if b.patience > 2 * PATIENCE else PATIENCE
-    cdef double room = _room(b)
+    cdef double room = batcher_room(b)
     if b.slow_start:
         b.limit *= 2
     elif b.side == 0 and b.clean >= b.patience and room >= ROOM * b.limit:
@@ -330,7 +329,7 @@ cdef void _follow(Batcher* b, bint full) noexcept nogil:
     """FIT and QUANTILE: down at once; up at most twofold a full batch, as what lies further off was not seen.
 
     Not up in a run of outliers: a new n on top of a new speed would hide the speed from the fit."""
-    cdef double room = _room(b)
+    cdef double room = batcher_room(b)
     if room < b.limit:
         b.limit = room
     elif full and (b.side == 0 or b.settled < WARM):
@@ -444,7 +443,7 @@ cdef class BatchSizer:
     @property
     def room(self):
         """The most rows that the estimate puts within the budget."""
-        return _room(&self.state)
+        return batcher_room(&self.state)
 
     @property
     def batches(self):

@@ -18,8 +18,8 @@ from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
-from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
-                                     engine_lost, engine_open, engine_received, engine_slot, engine_step)
+from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, EXPECT, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
+                                     engine_lost, engine_open, engine_received, engine_slot, engine_step, model_state_free)
 from clipper_core.status cimport CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
 
 import os
@@ -91,9 +91,7 @@ cdef class Engine:
             _finish(e)              # a future may outlive its engine, but not wait for it
         self._free_links()
         for i in range(e.model_count.load(relaxed)):
-            del e.models[i].replicas
-            del e.models[i].busy_lanes
-            free(e.models[i])
+            model_state_free(e.models[i])
         lanes_free(e.lanes)
         if e.cache != NULL:
             cache_free(e.cache)
@@ -178,6 +176,18 @@ cdef class Engine:
 
     def disconnect(self, u32 conn):
         self._order(CLOSE_LINK, conn, b"")
+
+    def expect(self, u32 model, u64 when_us):
+        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due earlier end at once with
+        NO_REPLICA; 0: who knows, they wait. A replica that comes ends it."""
+        cdef Command command
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        memset(&command, 0, sizeof(Command))
+        command.kind = EXPECT
+        command.model = model
+        command.when_us = when_us
+        self._with_data(&command, b"")
 
     def _order(self, u32 kind, u32 conn, bytes data):
         cdef Command command
@@ -354,6 +364,9 @@ cdef object _model_snapshot(ModelState* model):
         "uid": model.spec.uid,
         "replicas": t.replicas.load(relaxed),
         "queued": t.queued.load(relaxed),
+        "delay_us": model.crew.delay_us.load(relaxed),
+        "slo_us": model.crew.slo_us.load(relaxed),
+        "margin": model.crew.margin_1000.load(relaxed) / 1000.0,
         "hits": t.hits.load(relaxed),
         "joined": t.joined.load(relaxed),
         "evaluated": t.evaluated.load(relaxed),

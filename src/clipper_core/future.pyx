@@ -13,10 +13,11 @@ import logging
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 
+from clipper_core.dtype cimport F64
 from clipper_core.machine cimport aligned_new, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
 from clipper_core.ring cimport spsc_free
-from clipper_core.status cimport CANCELLED, NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.status cimport CANCELLED, FULL, NO_MEMORY, OK, PENDING, raise_for
 
 from clipper_core.status import Status as StatusName
 from clipper_core.status import error_for
@@ -382,7 +383,10 @@ cdef class Future:
     cdef object _error(self, u32 i, u8 state):
         if state == CANCELLED:
             return CancelledError()
-        return error_for(state, self.detail(i))
+        error = error_for(state, self.detail(i))
+        if state == FULL and self._held(i).tag == F64:
+            error.retry_after_s = self._value(i)
+        return error
 
     cdef object _many(self):
         """All values in order: one ndarray when they are numbers of one shape, else a list. Raises on the first failed row."""

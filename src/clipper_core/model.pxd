@@ -37,6 +37,7 @@ cdef class Model:
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, u64 now, Block* block,
                        u32 slot) noexcept nogil
+    cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra)

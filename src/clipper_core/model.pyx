@@ -3,13 +3,14 @@ cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdlib cimport free
+from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 import math
 
 import numpy as np
 
+from clipper_core.admission cimport gate_finish_us, gate_probe
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
 from clipper_core.dtype cimport ANY, F32, F64, STR, itemsize
 from clipper_core.future cimport (block_drop, future_at_once, future_new, slot_fill, slots_claim, waiter_enters,
@@ -19,8 +20,8 @@ from clipper_core.lane cimport lane_new, lane_submit
 from clipper_core.machine cimport aligned_new, futex_wait, i32, monotonic_us, relaxed
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.projection cimport Similarity, projection_cells
-from clipper_core.scheduler cimport LANE_CLASSES, EngineState
-from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, OK, raise_for
+from clipper_core.scheduler cimport LANE_CLASSES, EngineState, model_state_free, model_state_init
+from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, NO_REPLICA, OK, raise_for
 
 from clipper_core.dtype import NAMES
 
@@ -98,8 +99,7 @@ cdef class Model:
         m = <ModelState*> aligned_new(sizeof(ModelState))
         if m == NULL:
             raise_for(NO_MEMORY, f"no memory for model {name}")
-        m.replicas = new vector[u32]()
-        m.busy_lanes = new vector[u32]()
+        model_state_init(m)
         m.spec.uid = uid
         m.cached = cached
         m.finite = finite
@@ -117,9 +117,7 @@ cdef class Model:
         try:
             engine.add_model(m)
         except BaseException:
-            del m.replicas
-            del m.busy_lanes
-            free(m)
+            model_state_free(m)
             raise
         self.state = m
         self.similar = similar
@@ -316,8 +314,24 @@ cdef class Model:
                                       m.spec.row_bytes, &m.tally)
         if m.lanes[klass] == NULL or nbytes >> 32:
             return FULL
+        if (gate_finish_us(&m.gates[klass], m.lanes[klass].ring.cells.tail.load(relaxed), now) > now + slo_us
+                and not gate_probe(&m.gates[klass], now)):
+            return FULL if m.gates[klass].size.load(relaxed) else NO_REPLICA
         return lane_submit(e.lanes, m.lanes[klass], row, <u32> nbytes, key if m.cached else NULL, block, slot, now + slo_us,
                            now)
+
+    cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
+        """Count it; for FULL say after how many seconds another try may succeed."""
+        cdef u32 klass = log2_of(slo_us)
+        cdef u64 now = self._now_us(), finish
+        cdef double wait_s
+        count(&self.state.tally.refused[<u32> status], 1)
+        if status != FULL or self.state.gates[klass].size.load(relaxed) == 0:
+            return
+        finish = gate_finish_us(&self.state.gates[klass], self.state.lanes[klass].ring.cells.tail.load(relaxed), now)
+        wait_s = max(<double> finish - <double> (now + slo_us), 1000.0) / 1e6
+        memcpy(&value.word, &wait_s, 8)
+        value.tag = F64
 
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil:
@@ -346,7 +360,7 @@ cdef class Model:
             return future_at_once(self.engine.delivery, NO_MEMORY, &nothing, finish, extra)
         status = self._queue(row, nbytes, key, slo_us, self._now_us(), block, slot)
         if status != OK:
-            count(&self.state.tally.refused[<u32> status], 1)
+            self._refused(status, slo_us, &nothing)
             slot_fill(self.engine.state.delivery, block, slot, status, &nothing)
             block_drop(self.engine.state.delivery, block, 1)
         return future_new(self.engine.delivery, block, slot, 1, finish, extra)

@@ -8,6 +8,7 @@ from clipper_core.machine cimport atomic, u8, u64
 cdef extern from "ring.hpp" namespace "clipper" nogil:
     cdef cppclass Cells "clipper::Cells<>":
         u64 size
+        atomic[u64] tail                     # next position to be claimed
         void init(atomic[u64]* zeros, u64 n) noexcept
         bint claim(u64* pos) noexcept
         bint full() noexcept                 # a claim now would say no

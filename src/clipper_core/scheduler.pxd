@@ -4,9 +4,11 @@
 # Threads: step, received, lost, open and what they call: the loop. Commands and notices pass between Python and the loop by
 # rings. Submitting is the business of `model`; it meets the loop in the lanes.
 from libcpp.vector cimport vector
+from clipper_core.admission cimport Gate
 from clipper_core.batcher cimport BatcherConfig
 from clipper_core.clock_cache cimport CacheState
 from clipper_core.codec cimport Limits
+from clipper_core.crew cimport Crew
 from clipper_core.future cimport DeliveryState
 from clipper_core.lane cimport Lane, Lanes, Tally
 from clipper_core.link cimport Link
@@ -29,6 +31,7 @@ cdef enum CommandKind:          # Python -> loop
     REFUSE_LINK = 2
     DRAIN = 3
     CLOSE_LINK = 4
+    EXPECT = 5                  # of a model without a replica: none comes before when_us
 
 cdef struct Command:
     u32 kind
@@ -40,6 +43,7 @@ cdef struct Command:
     BatcherConfig batching
     void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
     u64 nbytes
+    u64 when_us
 
 cdef struct News:               # a notice on its way to Python, malloc'd; the reader frees it
     u32 kind
@@ -57,11 +61,12 @@ cdef cppclass ModelState:
     u64 lane_rows               # capacity of each lane
     Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
     Tally tally
+    Gate gates[44]              # by class of SLO: what a row submitted now can expect
     vector[u32]* replicas       # loop: conns
+    Crew crew                   # loop: those replicas themselves, in the same order
     vector[u32]* busy_lanes     # loop: ids of lanes that have had rows
-    u64 pumps                   # loop: rounds of handing out rows
-    u32 turn                    # loop: where the search for a free replica starts
-    u64 hold_until_us           # loop: a batch is being delayed until then; 0: none
+    vector[Gate*]* busy_gates   # loop: and the gates of their classes
+    u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica; 0: none do
     bint hot                    # loop: on the list of models to look at
 
 cdef struct LinkState:
@@ -97,6 +102,10 @@ cdef cppclass EngineState:
     atomic[u32] refusing        # Status.CLOSED: nothing new is taken in, what is in flight goes on
     bint manual                 # time comes from step only
     atomic[u64] now_us          # last time step was told
+
+# -- for its owner
+cdef void model_state_init(ModelState* m) noexcept nogil                             # m is all zeros
+cdef void model_state_free(ModelState* m) noexcept nogil
 
 # -- for the mover of bytes (loop only)
 cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil              # conn; 0: no room

@@ -3,9 +3,7 @@
 A step is: commands from Python; rows from submitters; deadlines; then, for every model something happened to, batches to its
 free replicas; then one wake-up for all that ended. It never allocates per query and never asks for the GIL.
 
-Which replica. Replicas of a model share its lanes and pull from them when free, so a slow one takes less. An idle replica always
-goes first; a second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost, so that the
-container need not wait between batches and pipelining does not make them small.
+Which replica: the one that is predicted to finish first (`crew`).
 
 Which rows. The lane whose head is due first; when it runs dry the batch is filled from the next. Before a batch is cut, rows at
 the head that cannot finish by their deadline in a batch of that size are shed (docs/design.md, "Early drop").
@@ -13,16 +11,17 @@ the head that cannot finish by their deadline in a batch of that size are shed (
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from clipper_core.batcher cimport Batcher, batcher_hold_until, batcher_init, batcher_must_shed, batcher_size
+from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_size
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
+from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, too_late)
 from clipper_core.future cimport delivery_flush
 from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
                                 row_end, task_due_us, task_of)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent
-from clipper_core.machine cimport acquire, eventfd_signal, relaxed
+from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed
 from clipper_core.prediction cimport TAG_NONE, Value
-from clipper_core.replica cimport (IN_FLIGHT_MAX, Batch, batch_free, batch_new, replica_bare, replica_frame,
-                                   replica_free, replica_late, replica_lost, replica_new, replica_overdue, replica_send)
+from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
+                                   replica_lost, replica_new, replica_overdue, replica_send)
 from clipper_core.ring cimport ring_row
 from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
@@ -31,8 +30,22 @@ cdef enum:
     HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64 KiB with a reason
     CHORES_US = 25000           # overdue batches, heartbeats, silence
     RECENT_US = 1000000         # a lane used within this time still limits the batch's latency budget
-    SECOND_ROWS_MIN = 64
     HELD_US = 1000000           # a step is asked for at least this often
+
+
+cdef void model_state_init(ModelState* m) noexcept nogil:
+    m.replicas = new vector[u32]()
+    m.busy_lanes = new vector[u32]()
+    m.busy_gates = new vector[Gate*]()
+    crew_init(&m.crew)
+
+
+cdef void model_state_free(ModelState* m) noexcept nogil:
+    del m.replicas
+    del m.busy_lanes
+    del m.busy_gates
+    crew_free(&m.crew)
+    free(m)
 
 
 # -- links -------------------------------------------------------------------------------------------------------------
@@ -103,6 +116,7 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
         for i in range(model.replicas.size()):
             if model.replicas[0][i] == conn:
                 model.replicas.erase(model.replicas.begin() + i)
+                model.crew.members.erase(model.crew.members.begin() + i)
                 break
         model.tally.replicas.fetch_sub(1, relaxed)
         replica_lost(slot.replica, e.lanes, now_us)
@@ -209,6 +223,9 @@ cdef void _obey(EngineState* e, u64 now_us) noexcept nogil:
 
 cdef void _obey_one(EngineState* e, Command* command, u64 now_us) noexcept nogil:
     cdef LinkState* slot = engine_slot(e, command.conn)
+    if command.kind == EXPECT:
+        e.models[command.model].crew.expected_us = command.when_us
+        _warm(e, e.models[command.model])
     if slot == NULL:
         return
     if command.kind == ATTACH:
@@ -241,6 +258,8 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     _say(e, slot, WELCOME, command.data, command.nbytes, now_us)
     slot.link.protocol = command.protocol
     model.replicas.push_back(slot.conn)
+    model.crew.members.push_back(slot.replica)
+    model.crew.expected_us = 0
     model.tally.replicas.fetch_add(1, relaxed)
     _tell(e, ATTACHED, slot.conn, command.model, OK, NULL, 0)
     _warm(e, model)
@@ -302,56 +321,6 @@ cdef u64 _waiting(EngineState* e, ModelState* model) noexcept nogil:
     return total
 
 
-cdef bint _takes_rows(LinkState* slot) noexcept nogil:
-    return not (slot.replica.draining or slot.replica.suspect or slot.link.closing)
-
-
-cdef LinkState* _free_replica(EngineState* e, ModelState* model, u64 waiting) noexcept nogil:
-    """An idle replica, else the one soonest idle with a single batch in flight, if the next is worth its while; NULL: none."""
-    cdef size_t i, n = model.replicas.size()
-    cdef LinkState* slot
-    cdef LinkState* second = NULL
-    for i in range(n):
-        slot = engine_slot(e, model.replicas[0][(model.turn + i) % n])
-        if slot.replica.passed == model.pumps or not _takes_rows(slot):
-            continue
-        if slot.replica.in_flight == 0:
-            model.turn = <u32> ((model.turn + i + 1) % n)
-            return slot
-        if ((second == NULL or slot.replica.busy_until_us < second.replica.busy_until_us)
-                and slot.replica.in_flight < IN_FLIGHT_MAX and slot.link.protocol == 2
-                and _worth_a_second(slot.replica, waiting)):
-            second = slot
-    return second
-
-
-cdef bint _worth_a_second(Replica* r, u64 waiting) noexcept nogil:
-    """Full; or so large that its rows cost more than the batch as such, and waiting for company would gain little. Then the
-    container need not wait for us between batches, and pipelining does not make them small."""
-    cdef Batcher* b = &r.batcher
-    if waiting >= batcher_size(b, 0xFFFFFFFF):
-        return True
-    return b.fit_b > 0 and waiting >= SECOND_ROWS_MIN and b.fit_b * waiting >= b.fit_a
-
-
-cdef bint _too_late(Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil:
-    """A row due then cannot finish in a batch of n on this replica."""
-    return batcher_must_shed(&r.batcher, now_us, max(now_us, r.busy_until_us if r.in_flight else now_us), n, due_us)
-
-
-cdef bint _another_can(EngineState* e, ModelState* model, Replica* r, u64 waiting, u64 due_us, u64 now_us) noexcept nogil:
-    """Too late for this replica is not too late for one that is faster, even if it is busy now."""
-    cdef size_t i
-    cdef LinkState* slot
-    for i in range(model.replicas.size() if model.replicas.size() > 1 else 0):
-        slot = engine_slot(e, model.replicas[0][i])
-        if slot.replica == r or not _takes_rows(slot):
-            continue
-        if not _too_late(slot.replica, batcher_size(&slot.replica.batcher, <u32> waiting), due_us, now_us):
-            return True
-    return False
-
-
 cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u32* n, u64 now_us) noexcept nogil:
     """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL: nothing for this replica."""
     cdef Lane* lane = _due_first(e, model, ticket)
@@ -359,13 +328,13 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
     while lane != NULL:
         due = task_of(e.lanes, ticket[0]).due_us
         n[0] = batcher_size(&r.batcher, <u32> waiting[0])
-        if not _too_late(r, n[0], due, now_us):
+        if not too_late(r, n[0], due, now_us):
             return lane
-        if _another_can(e, model, r, waiting[0], due, now_us):
+        if another_can(&model.crew, r, waiting[0], due, now_us):
             n[0] = 1                                # a slow one may still be in time with a single row, and is not forgotten
-            if not _too_late(r, 1, due, now_us):
+            if not too_late(r, 1, due, now_us):
                 return lane
-            r.passed = model.pumps
+            r.passed = model.crew.round
             return NULL
         lane_shed(e.lanes, lane, now_us)
         lane = _due_first(e, model, ticket)
@@ -377,16 +346,17 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     cdef u64 waiting = _waiting(e, model)
     cdef u64 ticket
     cdef u32 n
+    cdef i32 who
     cdef LinkState* slot
     cdef Lane* lane
-    model.hold_until_us = 0
-    model.pumps += 1
+    model.crew.round += 1
     while waiting:
-        slot = _free_replica(e, model, waiting)
-        if slot == NULL:
+        who = crew_pick(&model.crew, waiting, now_us, &model.hold_until_us)
+        if who < 0:
             break
+        slot = engine_slot(e, model.replicas[0][who])
         lane = _shed(e, model, slot.replica, &ticket, &waiting, &n, now_us)
-        if lane == NULL and slot.replica.passed == model.pumps:
+        if lane == NULL and slot.replica.passed == model.crew.round:
             continue
         if lane == NULL:
             break
@@ -399,6 +369,39 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
             break
         waiting = _waiting(e, model)
     model.tally.queued.store(waiting, relaxed)
+    _forecast(e, model, now_us)
+
+
+cdef void _forecast(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
+    """Tell submitters what they can expect; a snapshot shows what those of the tightest SLO can."""
+    cdef size_t i
+    cdef u64 tightest = _slo_us(e, model, now_us)
+    cdef Lane* lane
+    crew_learn(&model.crew, e.lanes, &model.tally, now_us)
+    for i in range(model.busy_lanes.size()):
+        lane = _lane(e, model, i)
+        if lane.used_us + RECENT_US >= now_us or lane.waiting or model.crew.members.empty():
+            crew_forecast(&model.crew, e.lanes, lane, model.busy_gates[0][i], _ahead(e, model, lane, now_us),
+                          lane.slo_us == tightest, now_us)
+
+
+cdef u64 _ahead(EngineState* e, ModelState* model, Lane* lane, u64 now_us) noexcept nogil:
+    """Rows of all lanes that are due before one submitted to this lane now. A lane's rows are taken to have come evenly."""
+    cdef size_t i
+    cdef u64 total = lane.waiting, head, first, last, due = now_us + lane.slo_us
+    cdef Lane* other
+    for i in range(model.busy_lanes.size() if model.busy_lanes.size() > 1 else 0):
+        other = _lane(e, model, i)
+        last = now_us + other.slo_us
+        if other == lane or other.waiting == 0:
+            continue
+        if last <= due:
+            total += other.waiting
+        elif lane_head(e.lanes, other, &head):
+            first = task_due_us(task_of(e.lanes, head))
+            if first < due:
+                total += <u64> (other.waiting * (<double> (due - first) / max(<double> (last - first), 1.0)))
+    return total
 
 
 cdef u64 _wire_bytes(ModelState* model, LinkState* slot, Task* task) noexcept nogil:
@@ -430,8 +433,8 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
     batch.slo_us = batch.first_due_us = NEVER
     while lane != NULL and batch.n < n:
         task = task_of(e.lanes, ticket)
-        if batch.n and _too_late(slot.replica, n, task.due_us, now_us):
-            if _another_can(e, model, slot.replica, n, task.due_us, now_us):
+        if batch.n and too_late(slot.replica, n, task.due_us, now_us):
+            if another_can(&model.crew, slot.replica, n, task.due_us, now_us):
                 break
             lane_shed(e.lanes, lane, now_us)
         else:
@@ -464,13 +467,24 @@ cdef void _drop_batch(EngineState* e, Batch* batch, Status status, u64 now_us) n
 cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     cdef Lane* lane = lanes_next_ready(e.lanes)
     cdef ModelState* model
+    cdef u64 seen
     while lane != NULL:
         model = e.models[lane.model]
         if lane.used_us == 0:
             model.busy_lanes.push_back(lane.id)
+            model.busy_gates.push_back(_gate_of(model, lane))
+        seen = lane.seen
         lane_take_in(e.lanes, lane, now_us)
+        crew_arrived(&model.crew, lane.seen - seen, now_us)
         _warm(e, model)
         lane = lanes_next_ready(e.lanes)
+
+
+cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
+    cdef u32 klass = 0
+    while klass < LANE_CLASSES - 1 and model.lanes[klass] != lane:
+        klass += 1
+    return &model.gates[klass]
 
 
 cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:

@@ -236,6 +236,7 @@ class Twin:
         self.lost = False
         self.era = 0
         self.let_go: set[tuple[int, int]] = set()
+        self.due_us: dict[tuple[int, int], int] = {}  # of each batch, as of when it was sent
 
     def submit(self) -> None:
         self.era += self.rng.randrange(3)
@@ -295,14 +296,17 @@ class Twin:
         self.open = still
 
     def check_air(self) -> None:
-        """Equal rows are in the air once, but for batches that nobody waited for any more at some moment: those are let go."""
+        """Equal rows are in the air once, but for batches that nobody waited for any more at some moment, or whose deadline has
+        passed: those are let go, and who joined them later with more time goes elsewhere."""
         wanted = {x for future, x, _, _ in self.open if not future.done()}
         in_air: list[float] = []
         for container in self.world.containers:
             for number, rows in container.read():
-                if not wanted & set(rows.tolist()):
-                    self.let_go.add((container.conn, number))
-                elif (container.conn, number) not in self.let_go:
+                batch = container.conn, number
+                due = self.due_us.setdefault(batch, max((due for _, x, _, due in self.open if x in rows), default=0))
+                if not wanted & set(rows.tolist()) or self.world.now_us > due:
+                    self.let_go.add(batch)
+                elif batch not in self.let_go:
                     in_air += rows.tolist()
         assert len(in_air) == len(set(in_air))
 

@@ -75,7 +75,7 @@ def test_a_full_queue_is_an_answer():
         refused = next(future for future in futures if future.status() is Status.FULL)
         assert isinstance(refused.exception(), clipper.errors.Overloaded)
         answer = answer.result(20)
-        assert answer.output == 6.0 or "queue of m:1 is full" in answer.reason
+        assert answer.output == 6.0 or "m:1 is overloaded" in answer.reason
         rows = np.random.default_rng(1).random((500, 4))  # waits for room instead
         assert np.allclose(model.predict_many(rows).result(30), rows.sum(axis=1))
 

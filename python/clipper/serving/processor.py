@@ -123,7 +123,7 @@ def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Pre
 
 
 _WHYS: dict[Status, Callable[[str], str]] = {
-    Status.FULL: lambda model: f"the queue of {model} is full",
+    Status.FULL: lambda model: f"{model} is overloaded",
     Status.DEADLINE: lambda model: f"{model} did not answer by the deadline",
     Status.DROPPED: lambda model: f"{model} could not have answered by the deadline any more",
     Status.NO_REPLICA: lambda model: f"no container of {model} is connected",

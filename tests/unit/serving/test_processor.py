@@ -86,7 +86,7 @@ def test_reasons_are_told_once_each():
     answer = ended(question(A, B), (Status.CLOSED,), (Status.CLOSED,))
     assert answer.reason == "the server is shutting down"
     answer = ended(question(A, B), (Status.FULL,), (Status.NO_REPLICA,))
-    assert answer.reason == "the queue of a:1 is full; no container of b:2 is connected"
+    assert answer.reason == "a:1 is overloaded; no container of b:2 is connected"
 
 
 @pytest.mark.parametrize("output", [float("nan"), float("inf"), np.array([1.0, np.nan])])

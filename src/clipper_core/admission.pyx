@@ -1,0 +1,106 @@
+"""Admission: the door of a lane. Why it never shuts for good: see docs/design.md, "Admission".
+
+The forecast is a line, as the batcher's is: the batch that the next row joins begins at some moment, and takes its own time plus
+some for each row. So the loop can write it down once and each submitter evaluates it for the position it is about to claim, rows
+that came since included. Every number in it is the loop's best guess of a moment ago; `Margin` makes up for what the guesses have
+in common, and the check at dequeue (early drop) for the rest.
+
+Three things open the door again. A forecast is a moment in time, and passes; each batch that comes back makes a new one; and when
+none has come back for 100 ms beyond what was forecast, one row goes through to see.
+"""
+cimport cython
+from libc.math cimport exp
+
+cdef double RATIO_MIN = 0.8, RATIO_MAX = 2.0
+cdef double TAU = 0.98
+cdef double STEP = 0.05
+cdef double REST_US = 1e6           # without news the margin's excess falls to 1/e in this time
+cdef u64 GAP_US = 100000            # shorter pauses between samples are no rest
+cdef double MOST = 4e9              # what fits into 32 bits, in us
+
+
+cdef inline u32 _u32(double x) noexcept nogil:
+    return <u32> (MOST if x > MOST else x if x > 0 else 0)
+
+
+cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen, u64 now_us) noexcept nogil:
+    g.begin_us.store(now_us + <u64> (margin * f.begin_us), relaxed)
+    g.base.store(seen - f.ahead, relaxed)
+    g.probe_us.store(f.probe_us, relaxed)
+    g.own_us.store(_u32(margin * f.own_us), relaxed)
+    g.row_1024.store(_u32(margin * f.row_us * 1024), relaxed)
+    g.full_us.store(_u32(margin * f.full_us), relaxed)
+    g.size.store(f.size if f.size else 1, relaxed)
+
+
+cdef void gate_close(Gate* g, u64 until_us) noexcept nogil:
+    g.size.store(0, relaxed)
+    g.begin_us.store(until_us, relaxed)
+    g.probe_us.store(~(<u64> 0), relaxed)
+
+
+cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil:
+    cdef u64 due = g.probe_us.load(relaxed)
+    return now_us >= due and g.probe_us.compare_exchange_strong(due, now_us + PROBE_US, relaxed)
+
+
+cdef void margin_init(Margin* m) noexcept nogil:
+    m.ratio = 1
+    m.learned_us = 0
+
+
+cdef double margin_now(Margin* m, u64 now_us) noexcept nogil:
+    if now_us <= m.learned_us + GAP_US:
+        return m.ratio
+    return 1 + (m.ratio - 1) * exp(-<double> (now_us - m.learned_us - GAP_US) / REST_US)
+
+
+cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil:
+    if not (forecast_us > 0 and actual_us >= 0):
+        return
+    cdef double ratio = margin_now(m, now_us)
+    ratio += STEP * (TAU if actual_us > ratio * forecast_us else TAU - 1)
+    m.ratio = RATIO_MIN if ratio < RATIO_MIN else RATIO_MAX if ratio > RATIO_MAX else ratio
+    m.learned_us = now_us
+
+
+@cython.final
+cdef class Door:
+    """Threads: one at a time. The gate of one lane and its margin, for tests and simulations. Times in microseconds on one clock.
+
+    `publish` says: the batch that the next row joins begins `begin_us` from now, holds `ahead` rows already, takes `own_us` and
+    `row_us` for each row from its first on, `full_us` at most, and is full at `size` rows. Positions count rows since ever.
+    """
+    cdef Gate gate
+    cdef Margin state
+
+    def __cinit__(self):
+        margin_init(&self.state)
+
+    def publish(self, u64 now_us, u64 seen, *, double begin_us, double own_us, double row_us, double full_us,
+                unsigned int size, u64 ahead=0, u64 probe_us=0xFFFFFFFFFFFFFFFF):
+        """Write a forecast down, with the margin; `seen` positions were counted in it."""
+        cdef Forecast f
+        f.begin_us, f.own_us, f.row_us, f.full_us = begin_us, own_us, row_us, full_us
+        f.size, f.ahead, f.probe_us = size, ahead, probe_us
+        gate_publish(&self.gate, &f, margin_now(&self.state, now_us), seen, now_us)
+
+    def close(self, u64 until_us=0):
+        """No replica, and none before `until_us`."""
+        gate_close(&self.gate, until_us)
+
+    def finish(self, u64 tail, u64 now_us):
+        """When a row that gets position `tail` now would be answered."""
+        return gate_finish_us(&self.gate, tail, now_us)
+
+    def probe(self, u64 now_us):
+        """Whether a row that would be refused is let through, to see."""
+        return bool(gate_probe(&self.gate, now_us))
+
+    def learn(self, double actual_us, double forecast_us, u64 now_us):
+        """What was forecast (without the margin) to take `forecast_us` took `actual_us`."""
+        margin_learn(&self.state, actual_us, forecast_us, now_us)
+
+    def margin(self, u64 now_us):
+        """Forecasts are multiplied by this."""
+        return margin_now(&self.state, now_us)

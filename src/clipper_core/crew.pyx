@@ -1,0 +1,255 @@
+"""Which replica, and what can be promised.
+
+Rows go to the replica that is predicted to finish them first: the time it is busy yet plus its batch's time. Equals take turns.
+Three things follow. Replicas of unequal speed get work by their speed, as each is asked again when it is free. A row is not given
+to an idle slow replica when a fast one will be free, and done, sooner; that is a matter of the last few rows only, so it holds
+just while the fast one can take all that wait. And an estimate that nobody has tried for a second counts as unknown, so that one
+which was slow once gets a row to show that it is not.
+
+A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost: the container need not wait
+between batches, and pipelining does not make them small.
+
+The forecast walks the queue batch by batch over the replicas as they come free. It is exact in what it knows; what it does not
+know (pauses, rows that come meanwhile with earlier deadlines, how full the last batch will be) is in the margin. Given up: a
+forecast by row (each is its batch's), and a margin by class of SLO.
+"""
+from clipper_core.admission cimport (PROBE_US, Forecast, gate_close, gate_finish_us, gate_publish, margin_init, margin_learn,
+                                     margin_now)
+from clipper_core.batcher cimport Batcher, batcher_must_shed, batcher_predict_us, batcher_room, batcher_size, batcher_worst_us
+from clipper_core.lane cimport SENT, WAITING, Task, task_of, ticket_of
+from clipper_core.machine cimport relaxed
+from clipper_core.replica cimport IN_FLIGHT_MAX
+from clipper_core.status cimport DEADLINE, DROPPED, FULL
+
+cdef enum:
+    SECOND_ROWS_MIN = 64
+    UNTRIED_US = 1000000        # an estimate older than this counts as unknown
+    RATE_US = 2000              # arrivals are counted over at least this long
+    WALK_MAX = 32               # batches; what lies behind them is spread over all replicas
+
+cdef double EQUAL = 0.2         # predictions that differ by less are equal: they take turns
+cdef double RATE_DECAY_US = 20000
+cdef double BROKEN = 1.5        # a row on trial that was dropped counts as this much late
+
+
+cdef void crew_init(Crew* c) noexcept nogil:
+    c.members = new vector[Replica*]()
+    c.free_us = new vector[double]()
+    margin_init(&c.margin)
+    c.margin_1000.store(1000, relaxed)
+
+
+cdef void crew_free(Crew* c) noexcept nogil:
+    del c.members
+    del c.free_us
+
+
+# -- who
+
+cdef bint replica_takes(const Replica* r) noexcept nogil:
+    return not (r.draining or r.suspect or r.link.closing)
+
+
+cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil:
+    return batcher_must_shed(&r.batcher, now_us, max(now_us, r.busy_until_us if r.in_flight else now_us), n, due_us)
+
+
+cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 now_us) noexcept nogil:
+    cdef size_t i
+    cdef Replica* other
+    for i in range(c.members.size()):
+        other = c.members[0][i]
+        if other != r and replica_takes(other):
+            if not too_late(other, batcher_size(&other.batcher, <u32> waiting), due_us, now_us):
+                return True
+    return False
+
+
+cdef bint _worth_a_second(const Replica* r, u64 waiting) noexcept nogil:
+    """Full; or so large that its rows cost more than the batch as such, and waiting for company would gain little."""
+    if r.in_flight >= IN_FLIGHT_MAX or r.link.protocol != 2:
+        return False
+    if waiting >= batcher_size(&r.batcher, 0xFFFFFFFF):
+        return True
+    return r.batcher.fit_b > 0 and waiting >= SECOND_ROWS_MIN and r.batcher.fit_b * waiting >= r.batcher.fit_a
+
+
+cdef double _takes_us(const Replica* r, u64 waiting, u64 now_us) noexcept nogil:
+    """The predicted time of its next batch; 0 while unknown."""
+    if now_us > r.batcher.learned_us + UNTRIED_US and r.in_flight == 0:
+        return 0
+    return batcher_predict_us(&r.batcher, batcher_size(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF)))
+
+
+cdef double _busy_us(const Replica* r, u64 now_us) noexcept nogil:
+    return <double> (r.busy_until_us - now_us) if r.in_flight and r.busy_until_us > now_us else 0
+
+
+cdef bint _sooner(Crew* c, double by_us, u64 waiting, u64 now_us, u64* again_us) noexcept nogil:
+    """Will a busy replica have done all that waits well before `by_us` from now? Not one that is later with what it has than
+    its batches are in 99 of 100 cases."""
+    cdef size_t i
+    cdef Replica* r
+    cdef double takes
+    cdef u64 until
+    for i in range(c.members.size()):
+        r = c.members[0][i]
+        takes = _takes_us(r, waiting, now_us)
+        if r.in_flight == 0 or takes <= 0 or not replica_takes(r) or waiting > <u64> r.batcher.limit:
+            continue
+        until = r.busy_until_us + <u64> (batcher_worst_us(&r.batcher, <u32> waiting) - takes)
+        if now_us <= until and _busy_us(r, now_us) + takes < (1 - EQUAL) * by_us:
+            again_us[0] = until + 1
+            return True
+    return False
+
+
+cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nogil:
+    cdef u32 i, k, n = <u32> c.members.size()
+    cdef i32 idle = -1, second = -1
+    cdef double idle_us = 0, second_us = 0, takes
+    cdef Replica* r
+    again_us[0] = 0
+    for i in range(n):
+        k = (c.turn + i) % n
+        r = c.members[0][k]
+        if r.passed == c.round or not replica_takes(r):
+            continue
+        takes = _takes_us(r, waiting, now_us)
+        if r.in_flight == 0:
+            if idle < 0 or takes < (1 - EQUAL) * idle_us:
+                idle = <i32> k
+                idle_us = takes
+        elif _worth_a_second(r, waiting) and (second < 0 or _busy_us(r, now_us) + takes < second_us):
+            second = <i32> k
+            second_us = _busy_us(r, now_us) + takes
+    if second >= 0 and (idle < 0 or second_us < (1 - EQUAL) * idle_us):
+        return -1 if n > 1 and _sooner(c, second_us, waiting, now_us, again_us) else second
+    if idle < 0 or (n > 1 and _sooner(c, idle_us, waiting, now_us, again_us)):
+        return -1
+    c.turn = (<u32> idle + 1) % n
+    return idle
+
+
+# -- what can be promised
+
+cdef void crew_arrived(Crew* c, u64 rows, u64 now_us) noexcept nogil:
+    cdef double span = <double> (now_us - c.rated_us) if now_us > c.rated_us else 0
+    c.arrived += rows
+    if span < RATE_US:
+        return
+    c.rate += (c.arrived / span - c.rate) * span / (span + RATE_DECAY_US)
+    c.arrived = 0
+    c.rated_us = now_us
+
+
+cdef i32 _next_free(Crew* c, double n) noexcept nogil:
+    """Who would begin a batch of n next: the one that is done with it first."""
+    cdef size_t i
+    cdef i32 best = -1
+    cdef double at, best_at = 0
+    cdef const Batcher* b
+    for i in range(c.members.size()):
+        if not replica_takes(c.members[0][i]):
+            continue
+        b = &c.members[0][i].batcher
+        at = c.free_us[0][i] + batcher_predict_us(b, <u32> min(n, b.limit))
+        if best < 0 or at < best_at:
+            best = <i32> i
+            best_at = at
+    return best
+
+
+cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
+    """Hand out `ahead` rows in full batches; -> what is left for the batch that a further row would join, which `lead` gets."""
+    cdef size_t i
+    cdef u32 _step
+    cdef u64 size
+    cdef double took, speed = 0
+    cdef const Batcher* b
+    c.free_us.resize(c.members.size())
+    for i in range(c.members.size()):
+        c.free_us[0][i] = _busy_us(c.members[0][i], now_us)
+    for _step in range(WALK_MAX):
+        lead[0] = _next_free(c, <double> ahead + 1)
+        if lead[0] < 0:
+            return ahead
+        size = batcher_size(&c.members[0][lead[0]].batcher, 0xFFFFFFFF)
+        took = batcher_predict_us(&c.members[0][lead[0]].batcher, <u32> size)
+        if ahead < size or took <= 0:
+            return ahead % size
+        c.free_us[0][lead[0]] += took
+        ahead -= size
+    for i in range(c.members.size()):
+        b = &c.members[0][i].batcher
+        if replica_takes(c.members[0][i]):
+            speed += b.limit / max(1.0, batcher_predict_us(b, <u32> b.limit))
+    if speed > 0:
+        c.free_us[0][lead[0]] += ahead / speed
+    return 0
+
+
+cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, bint shown,
+                        u64 now_us) noexcept nogil:
+    cdef i32 lead = -1
+    cdef Forecast f
+    cdef double margin = margin_now(&c.margin, now_us), coming
+    cdef const Replica* r
+    f.ahead = _walk(c, ahead, now_us, &lead)
+    if lead < 0:
+        gate_close(gate, c.expected_us if c.members.size() == 0 else 0)
+        c.delay_us.store(0, relaxed)
+        return
+    r = c.members[0][lead]
+    f.begin_us = c.free_us[0][lead]
+    f.size = batcher_size(&r.batcher, 0xFFFFFFFF)
+    f.full_us = batcher_worst_us(&r.batcher, f.size)
+    coming = min(c.rate * f.begin_us, <double> f.size, batcher_room(&r.batcher))
+    f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size - 1, <u32> 1)
+    f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
+    f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + PROBE_US
+    gate_publish(gate, &f, margin, lane.seen, now_us)
+    _put_on_trial(c, lanes, lane, gate, margin, now_us)
+    if shown:
+        c.delay_us.store(<u64> (margin * f.begin_us), relaxed)
+        c.slo_us.store(lane.slo_us, relaxed)
+        c.margin_1000.store(<u64> (1000 * margin), relaxed)
+
+
+cdef void _put_on_trial(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, double margin, u64 now_us) noexcept nogil:
+    """Remember what was forecast for the youngest row, if that is more than half its SLO."""
+    cdef Task* task
+    cdef u64 finish
+    if c.trial.ticket or lane.waiting == 0 or lane.seen == 0:
+        return
+    task = task_of(lanes, ticket_of(lane.id, lane.seen - 1))
+    if task == NULL or task.phase != WAITING:
+        return
+    finish = gate_finish_us(gate, lane.seen - 1, now_us)
+    if 2 * (finish - now_us) < lane.slo_us:
+        return
+    c.trial.ticket = ticket_of(lane.id, lane.seen - 1)
+    c.trial.made_us = now_us
+    c.trial.forecast_us = (finish - now_us) / margin
+    c.trial.sent = False
+
+
+cdef void crew_learn(Crew* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept nogil:
+    cdef Task* task
+    cdef u64 drops = tally.ended[<u32> DROPPED].load(relaxed) + tally.ended[<u32> DEADLINE].load(relaxed)
+    cdef u64 refused = tally.refused[<u32> FULL].load(relaxed)
+    crew_arrived(c, refused - c.refused, now_us)
+    c.refused = refused
+    if c.trial.ticket == 0:
+        c.trial.drops = drops
+        return
+    task = task_of(lanes, c.trial.ticket)
+    if task != NULL:
+        c.trial.sent = c.trial.sent or task.phase == SENT
+        return
+    if c.trial.sent:
+        margin_learn(&c.margin, <double> (now_us - c.trial.made_us), c.trial.forecast_us, now_us)
+    elif drops != c.trial.drops:
+        margin_learn(&c.margin, BROKEN * margin_now(&c.margin, now_us) * c.trial.forecast_us, c.trial.forecast_us, now_us)
+    c.trial.ticket = 0
+    c.trial.drops = drops

@@ -1,0 +1,207 @@
+"""The door of a lane: what it forecasts, when it opens again, and that it refuses at once."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_core.admission import Door
+from clipper_core.status import Status
+
+World = Any  # tests/core/conftest.py
+STATIC = 3
+PROBE_US = 100_000
+LINE = {"own_us": 1_000.0, "row_us": 10.0, "full_us": 2_000.0, "size": 100}
+
+
+def slow_finish(now: int, seen: int, ahead: int, begin: float, margin: float, tail: int, later: int) -> float:
+    """The forecast, row by row: which batch is it, and what do those before it take?"""
+    begins, rows = now + margin * begin, ahead
+    for _ in range(seen, tail):
+        rows += 1
+        if rows == LINE["size"]:
+            begins = max(begins, later) + margin * LINE["full_us"]
+            rows = 0
+    return max(begins, later) + margin * min(LINE["own_us"] + rows * LINE["row_us"], LINE["full_us"])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_forecast_is_that_of_a_walk_row_by_row(seed: int) -> None:
+    rng = random.Random(seed)
+    door = Door()
+    for i in range(rng.randrange(60)):
+        door.learn(rng.uniform(0.5, 2.5), 1.0, 1_000 * i)
+    now, seen = 10_000_000 + rng.randrange(10**9), rng.randrange(10**6) + 100
+    ahead, begin = rng.randrange(100), rng.choice([0.0, 500.0, 30_000.0])
+    door.publish(now, seen, ahead=ahead, begin_us=begin, **LINE)
+    for _ in range(20):
+        tail, later = seen + rng.choice([0, 1, 50, 99, 1234]), now + rng.choice([0, 100, 40_000])
+        expected = slow_finish(now, seen, ahead, begin, door.margin(now), tail, later)
+        assert abs(door.finish(tail, later) - expected) <= 20 + 0.002 * (expected - now), "whole microseconds"
+
+
+def test_a_door_nobody_wrote_on_is_open() -> None:
+    door = Door()
+    assert door.finish(0, 1_000) == 1_000
+    assert door.finish(10**6, 1_000) == 1_000
+
+
+def test_without_a_replica_it_is_open_until_one_is_expected() -> None:
+    door = Door()
+    door.publish(0, 0, begin_us=1e9, **LINE)
+    door.close()
+    assert door.finish(5, 1_000) == 1_000
+    door.close(50_000)
+    assert (door.finish(5, 1_000), door.finish(5, 60_000)) == (50_000, 60_000)
+    assert not door.probe(1 << 62), "it is no estimate that could be tried"
+
+
+def test_an_old_tail_counts_as_none() -> None:
+    """A submitter may read the tail before the loop moves the base past it."""
+    door = Door()
+    door.publish(0, 1_000, begin_us=0.0, **LINE)
+    assert door.finish(990, 0) == door.finish(1_000, 0)
+
+
+def test_time_opens_it() -> None:
+    door = Door()
+    door.publish(0, 0, begin_us=50_000.0, **LINE)
+    assert door.finish(0, 0) == 51_000
+    assert door.finish(0, 60_000) == 61_000
+
+
+def test_one_probe_in_a_while() -> None:
+    door = Door()
+    door.publish(0, 0, begin_us=0.0, probe_us=PROBE_US, **LINE)
+    assert not door.probe(PROBE_US - 1)
+    assert [door.probe(PROBE_US + i) for i in range(5)] == [True, False, False, False, False]
+    assert door.probe(2 * PROBE_US)
+
+
+def test_the_margin_is_the_98th_percentile_of_actual_over_forecast() -> None:
+    rng = np.random.default_rng(1)
+    door, inside = Door(), 0
+    for i in range(6_000):
+        actual = float(1_000 * np.exp(0.1 * rng.standard_normal()))
+        inside += i >= 1_000 and actual <= door.margin(10_000 * i) * 1_000
+        door.learn(actual, 1_000, 10_000 * i)
+    assert 0.96 <= inside / 5_000 <= 0.995
+
+
+def test_the_margin_is_bounded_and_comes_to_rest() -> None:
+    door = Door()
+    for i in range(1_000):
+        door.learn(1e9, 1.0, 100 * i)
+    assert door.margin(100_000) == 2.0
+    assert door.margin(100_000 + 50_000) == 2.0, "a pause is no rest"
+    assert door.margin(100_000 + 3_100_000) < 1.06
+    for i in range(1_000):
+        door.learn(0.0, 1.0, 10_000_000 + i)
+    assert door.margin(10_001_000) == 0.8
+    for nonsense in (float("nan"), -1.0):
+        door.learn(nonsense, 1.0, 10_001_001)
+    door.learn(1.0, 0.0, 10_001_001)
+    assert door.margin(10_001_000) == 0.8
+
+
+# -- in the engine
+
+
+def taught(world: World, took_us: int = 1_000, size: int = 4, slo_ms: int = 10) -> tuple[Any, Any]:
+    """A model of one replica, batches of `size`, each known to take `took_us`, with a forecast for queries of `slo_ms`."""
+    model = world.model(cached=False)
+    container = world.container(model, mode=STATIC, size_max=size)
+    for k in range(40):
+        for _ in range(size):
+            model.predict(float(k), 60_000)
+        world.step()
+        container.read()
+        world.step(took_us)
+        container.reply()
+        world.step()
+    model.predict(0.0, slo_ms)
+    world.step()
+    container.reply_all()
+    world.step(30_000)
+    return model, container
+
+
+def test_what_cannot_finish_is_refused_at_once_and_says_when_to_come_again(world: World) -> None:
+    model, container = taught(world)
+    futures = [model.predict(float(k), 10) for k in range(100)]
+    refused = [future for future in futures if future.done()]
+    assert 40 <= len(refused) <= 80, "10 ms are ten batches of four, less the margin"
+    assert all(future.status() == Status.FULL for future in refused)
+    assert refused == futures[-len(refused) :], "who came first is served"
+    error = refused[-1].exception()
+    assert 0.001 <= error.retry_after_s <= 1.0
+    while not all(future.done() for future in futures):
+        world.step()
+        container.read()
+        world.step(1_000)
+        container.reply()
+    admitted = futures[: -len(refused)]
+    assert [future.status() for future in admitted] == [Status.OK] * len(admitted)
+
+
+def test_a_tight_query_is_refused_where_an_easy_one_is_not(world: World) -> None:
+    model, _ = taught(world, 20_000, slo_ms=5)
+    assert model.predict(1.0, 5).status() == Status.FULL
+    assert not model.predict(1.0, 500).done()
+
+
+def test_the_door_opens_when_the_queue_is_served(world: World) -> None:
+    model, container = taught(world)
+
+    def admitted() -> int:
+        return next(n for n in range(1_000) if model.predict(1.0, 10).done())
+
+    full = admitted()
+    assert full >= 20
+    world.step()
+    assert admitted() <= full // 4
+    while container.read():
+        world.step(1_000)
+        container.reply()
+        world.step()
+    assert admitted() >= 0.8 * full
+
+
+def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
+    """It was slow, and refuses all; then it is fast. One row in 100 ms goes to see."""
+    model, container = taught(world, 20_000, size=1, slo_ms=5)
+    sent = []
+    for _ in range(60):
+        future = model.predict(1.0, 5)
+        sent.append(future)
+        world.step()
+        if container.read():
+            world.step(100)
+            container.reply()
+        world.step(10_000)
+    statuses = [future.status() for future in sent]
+    assert statuses[0] == Status.FULL
+    assert Status.OK in statuses
+    assert statuses[-20:] == [Status.OK] * 20
+
+
+def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: World) -> None:
+    model, container = taught(world)
+    container.lose()
+    world.step()
+    waiting, soon = model.predict(1.0, 10), model.predict(2.0, 60_000)
+    assert not waiting.done()
+    world.engine.expect(model.index, world.now_us + 1_000_000)
+    world.step()
+    hopeless, patient = model.predict(3.0, 10), model.predict(4.0, 60_000)
+    assert hopeless.status() == Status.NO_REPLICA, "none comes before its deadline"
+    assert not patient.done()
+    world.container(model)
+    world.serve()
+    assert (soon.result(), patient.result()) == (2.0, 4.0)
+    again = model.predict(5.0, 10)
+    world.serve()
+    assert again.result() == 5.0
+    with pytest.raises(Exception, match="no model"):
+        world.engine.expect(99, 0)

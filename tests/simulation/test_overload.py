@@ -1,0 +1,182 @@
+"""Admission and replicas of unequal speed, on a virtual clock: a model of known capacity, Poisson queries at a multiple of it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_core.status import Status
+from tests.simulation.world import Container, Kin, World
+
+SLO_US = 20_000
+FIXED_US, ROW_US = 2_000, 100  # of one batch: 80 rows take half the SLO
+CAPACITY = 80 / (FIXED_US + 80 * ROW_US)  # rows a microsecond
+
+
+ROW = np.zeros(4)
+
+
+@dataclass
+class Outcome:
+    """What became of the queries of one phase; times in microseconds."""
+
+    span_us: int
+    ended: Counter[Status] = field(default_factory=Counter)
+    latencies: list[int] = field(default_factory=list)  # of those not refused
+    waits: list[int] = field(default_factory=list)  # of those refused
+
+    @property
+    def offered(self) -> int:
+        return sum(self.ended.values())
+
+    @property
+    def good_per_us(self) -> float:
+        return self.ended[Status.OK] / self.span_us
+
+
+def a_model(seed: int, **limits: Any) -> tuple[World, Kin]:
+    world = World(seed, tasks_max=1 << 16, **limits)
+    kin = world.model("m", cached=False, slo_us=SLO_US)
+    return world, kin
+
+
+def offer(world: World, kin: Kin, load: float, seconds: float, slo_us: int = SLO_US) -> Outcome:
+    """Queries at `load` times CAPACITY, whatever becomes of them."""
+    span = int(seconds * 1e6)
+    begun, model = world.now_us, world.models[kin.number][1]
+    rate = load * CAPACITY
+    gaps = np.random.default_rng(world.rng.randrange(1 << 30)).exponential(1 / rate, int(rate * span * 1.2) + 50)
+    sent = []
+    for at in np.cumsum(gaps).astype(int).tolist():
+        if at >= span:
+            break
+        world.run(begun + at)
+        world.step()
+        sent.append((world.now_us, model.predict(ROW, slo_us / 1000)))
+        world.asked_us = world.now_us
+        if sent[-1][1].done():
+            assert sent[-1][1].status() in (Status.FULL, Status.NO_REPLICA)
+    world.run(begun + span + slo_us + 100)
+    return tally(span, sent)
+
+
+def tally(span: int, sent: list[tuple[int, Any]]) -> Outcome:
+    found = Outcome(span)
+    for _, future in sent:
+        status = future.status()
+        found.ended[status] += 1
+        if status != Status.FULL:
+            found.latencies.append(future.latency_us)
+    return found
+
+
+def p99(values: list[int]) -> float:
+    return float(np.quantile(values, 0.99)) if values else 0.0
+
+
+@pytest.mark.parametrize("load", [2.0, 10.0])
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_overload_costs_no_goodput_and_leaves_nothing_behind(seed: int, mode: int, load: float) -> None:
+    world, kin = a_model(seed)
+    Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 0.5, 0.5)
+    peak = max(offer(world, kin, near, 0.5).good_per_us for near in (0.9, 1.0, 1.1))
+    over = offer(world, kin, load, 1.0)
+    after = offer(world, kin, 0.8, 1.0)
+    assert peak >= 0.9 * CAPACITY
+    assert over.good_per_us >= 0.95 * peak
+    assert p99(over.latencies) <= SLO_US
+    assert over.ended[Status.OK] + over.ended[Status.FULL] >= 0.99 * over.offered, "refused at once, not dropped later"
+    assert after.ended[Status.OK] >= 0.99 * after.offered
+
+
+def test_a_step_from_half_to_double_settles_within_ten_slos() -> None:
+    world, kin = a_model(3)
+    Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 0.5, 1.0)
+    offer(world, kin, 2.0, 10 * SLO_US / 1e6)
+    over = offer(world, kin, 2.0, 0.5)
+    assert over.good_per_us >= 0.93 * CAPACITY
+    assert over.ended[Status.OK] + over.ended[Status.FULL] >= 0.99 * over.offered
+
+
+@pytest.mark.parametrize(("factor", "least"), [(0.3, 0.9), (2.0, 0.6)])
+def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, least: float) -> None:
+    """Twice as slow, two batches of the best size no longer fit into the SLO: what can be reached is less than half."""
+    world, kin = a_model(4)
+    container = Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 1.5, 1.0)
+    container.a_us, container.b_us = factor * FIXED_US, factor * ROW_US
+    offer(world, kin, 1.5, 1.0)
+    settled = offer(world, kin, 1.5 / factor, 1.0)
+    assert settled.good_per_us * factor >= least * CAPACITY
+    assert p99(settled.latencies) <= 1.05 * SLO_US
+
+
+# -- replicas of unequal speed
+
+
+def test_work_is_split_by_speed_and_nobody_starves() -> None:
+    """Four times slower in every respect, as much as it can do: a quarter of the rows. Next to no fixed cost."""
+    world, kin = a_model(5)
+    fast = Container(world, kin, a_us=20, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    slow = Container(world, kin, a_us=80, b_us=4 * ROW_US, checked=False, mode=1, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 0.8, 0.5)
+    before = sum(fast.batches), sum(slow.batches)
+    offer(world, kin, 3.0, 1.0)
+    split = (sum(fast.batches) - before[0]) / (sum(slow.batches) - before[1])
+    assert 3.2 <= split <= 4.8
+
+
+def test_a_slow_replica_gets_a_row_now_and_then_to_show_that_it_is_not() -> None:
+    world, kin = a_model(6)
+    fast = Container(world, kin, a_us=500, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    slow = Container(world, kin, a_us=8_000, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 0.05, 1.0)
+    before = len(slow.batches)
+    offer(world, kin, 0.05, 5.0)
+    assert 3 <= len(slow.batches) - before <= 10
+    slow.a_us = 500
+    offer(world, kin, 0.05, 2.0)
+    before = len(fast.batches), len(slow.batches)
+    offer(world, kin, 0.05, 2.0)
+    share = (len(slow.batches) - before[1]) / (len(fast.batches) - before[0])
+    assert 0.5 <= share <= 2
+
+
+def test_rows_wait_for_the_fast_one_rather_than_take_longer_on_the_slow() -> None:
+    world, kin = a_model(7)
+    Container(world, kin, a_us=1_000, b_us=10, checked=False, mode=1, size_max=4096)
+    Container(world, kin, a_us=15_000, b_us=10, checked=False, mode=1, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 0.1, 2.0)
+    found = offer(world, kin, 0.1, 4.0)
+    assert float(np.quantile(found.latencies, 0.95)) <= 4_000
+    assert found.ended[Status.OK] == found.offered
+
+
+def test_no_fast_replica_is_idle_while_rows_wait() -> None:
+    """Whenever rows wait, the fast one is at work, but for the moment of a reply's way back."""
+    world, kin = a_model(8)
+    fast = Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=1, size_max=4096)
+    Container(world, kin, a_us=4 * FIXED_US, b_us=4 * ROW_US, checked=False, mode=1, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, 0.5, 0.5)
+    idle = []
+
+    def look() -> None:
+        idle.append(world.snapshot(kin)["queued"] > 0 and not world.engine.replica(fast.conn)["in_flight"])  # type: ignore[index]
+        world.after(100, look)
+
+    world.after(100, look)
+    offer(world, kin, 1.2, 1.0)
+    assert sum(idle) == 0
+    assert len(idle) > 5_000
