@@ -1,7 +1,7 @@
 """Overload: what a model of known capacity answers when it is offered twice and ten times as much, and how fast it recovers.
 
 The model sleeps a + b n for a batch of n, so its capacity is known and no core is busy with it. Queries come one by one at
-Poisson times, whatever becomes of the answers; every latency counts from when a query was meant to be sent, so a late sender counts
+Poisson times, whatever becomes of the answers; every latency counts from when a query was meant to be sent: a late sender counts
 against us. A query is admitted unless it is refused at submission; goodput is the predictions that arrived within the SLO.
 """
 

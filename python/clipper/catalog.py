@@ -1,8 +1,8 @@
 """What exists: models, their versions, and the applications that ask them, as typed records over the store.
 
 Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION` holds what may change
-of a model (replicas, retirement), `catalog/application/NAME` an application with its links. A retired version keeps its
-record: its number is never used again, so nothing cached under it can come back.
+of a model (replicas and their bound, retirement), `catalog/application/NAME` an application with its links. A retired
+version keeps its record: its number is never used again, so nothing cached under it can come back.
 
 Every write reads the whole catalog, checks, and writes under the condition that nobody wrote since (`catalog/guard`
 carries that condition), so rules that span records, such as "an application's models take its inputs", hold whoever
@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 class _Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/1"):
     replicas: int
     retired_us: int = 0
+    replicas_max: int = 0
 
 
 class View(msgspec.Struct, frozen=True):
@@ -190,12 +191,14 @@ class Catalog:
             f"model '{model}' exists already, and a version never changes.", hint="Leave the version out to get the next."
         )
 
-    def set_replicas(self, model: VersionedModel | str, replicas: int) -> Model:
-        """How many containers of this version (the latest, when none is named) there shall be; 0 stops them all."""
+    def set_replicas(self, model: VersionedModel | str, replicas: int, replicas_max: int = 0) -> Model:
+        """How many containers of this version (the latest, when none is named) there shall be; 0 stops them all. With
+        `replicas_max`, so many at least, and up to that as the load asks for."""
         _check_replicas(str(model), replicas)
+        _check_replicas(str(model), replicas_max)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
-            scaled = msgspec.structs.replace(view.model(model), replicas=replicas)
+            scaled = msgspec.structs.replace(view.model(model), replicas=replicas, replicas_max=replicas_max)
             return [_put_scale(scaled)], scaled
 
         return self._change(change)
@@ -206,7 +209,7 @@ class Catalog:
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             found = view.model(model)
-            retired = msgspec.structs.replace(found, replicas=0, retired_us=max(self._wall_us(), 1))
+            retired = msgspec.structs.replace(found, replicas=0, replicas_max=0, retired_us=max(self._wall_us(), 1))
             broken = {app: links for app in view.applications if (links := _broken_by_retiring(view, app, found))}
             if broken and not force:
                 hint = "Unlink it first, or retire it by force."
@@ -405,7 +408,7 @@ def _encode(record: Model | Application | _Scale) -> bytes:
 
 
 def _put_scale(model: Model) -> Put:
-    return Put(_scale_key(model.id), _encode(_Scale(model.replicas, model.retired_us)))
+    return Put(_scale_key(model.id), _encode(_Scale(model.replicas, model.retired_us, model.replicas_max)))
 
 
 def _wrap(value: Any) -> Any:
@@ -452,7 +455,9 @@ def _view_of(records: Sequence[Record], revision: int) -> View:
         if scale is None:  # it may be retired: who cannot tell must not serve it
             unreadable.setdefault(_scale_key(id_), "the record is missing")
             continue
-        scaled = msgspec.structs.replace(model, replicas=scale.replicas, retired_us=scale.retired_us)
+        scaled = msgspec.structs.replace(
+            model, replicas=scale.replicas, replicas_max=scale.replicas_max, retired_us=scale.retired_us
+        )
         versions[id_.name] = (*versions.get(id_.name, ()), scaled)
     return View(revision, MappingProxyType(versions), MappingProxyType(apps), MappingProxyType(unreadable))
 

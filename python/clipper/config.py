@@ -63,6 +63,22 @@ class ServerSettings(msgspec.Struct, frozen=True):
         int, _about("deaths within `restart_window_s` after which a container stays down", ge=0, le=1000)
     ] = 3
     restart_window_s: Annotated[float, _about("the time over which deaths are counted", "s", ge=1, le=86_400)] = 30.0
+    stuck_s: Annotated[
+        float, _about("a container this long overdue with a batch is restarted, though it is heard", "s", ge=0.1, le=86_400)
+    ] = 60.0
+    scale_look_ms: Annotated[int, _about("how often replicas are counted and watched", "ms", ge=10, le=60_000)] = 100
+    scale_up_after_ms: Annotated[
+        int, _about("pressure for this long starts another replica, within a model's bounds", "ms", ge=0, le=3_600_000)
+    ] = 1000
+    scale_down_after_ms: Annotated[
+        int, _about("calm for this long stops one, within a model's bounds", "ms", ge=0, le=86_400_000)
+    ] = 30_000
+    scale_delay_share: Annotated[
+        float, _about("pressure: the wait for a free replica takes more of the SLO", "share", ge=0.01, le=1)
+    ] = 0.3
+    scale_busy_share: Annotated[
+        float, _about("calm: one replica less, and each would still be at work for at most this", "share", ge=0.05, le=1)
+    ] = 0.7
 
     def __repr__(self) -> str:
         shown = (f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in _items(self))
@@ -119,6 +135,9 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
 class ModelSettings(msgspec.Struct, frozen=True):
     target: Annotated[str, _about("what to run: `module:function` or a file")] = ""
     replicas: Annotated[int, _about("containers to start", "replicas", ge=0, le=1024)] = 1
+    replicas_max: Annotated[
+        int, _about("start up to so many when `replicas` are too few; 0 for no more than those", "replicas", ge=0, le=1024)
+    ] = 0
     input: Annotated[str, _about("type of one input, such as `f64[64]`; empty to ask the container")] = ""
     batching: Annotated[Batching, _about("a mode, or a table of the keys of [batching] that differ")] = Batching()
     cache: Annotated[bool, _about("keep this model's predictions in the cache")] = True
@@ -474,6 +493,9 @@ def _check(config: Config, leaves: _Leaves) -> None:
             raise refuse(("models", name, "input"), str(error)) from None
         if model.replicas > config.limits.replicas_max:
             raise refuse(("models", name, "replicas"), f"more than limits.replicas_max ({config.limits.replicas_max}).")
+        if model.replicas_max and not 1 <= model.replicas <= model.replicas_max <= config.limits.replicas_max:
+            why = f"expected 0, or from replicas (1 or more) to limits.replicas_max ({config.limits.replicas_max})."
+            raise refuse(("models", name, "replicas_max"), why)
     for name, app in config.apps.items():
         at: _Path = ("apps", name)
         try:

@@ -33,6 +33,7 @@ from clipper.serving.dispatch import Dispatch
 from clipper.serving.learning import Learning
 from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.processor import Question, predict
+from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
 from clipper.state_dir import StateDir
 from clipper.store import open_store
 from clipper.types import VERSION_MAX, Application, Batching, InputType, Model, PredictionRequest, Similar, VersionedModel
@@ -70,8 +71,16 @@ class ClipperServer:
         self._running = RunningModels(self._engine, config.limits)
         self._token = config.server.token or secrets.token_urlsafe(24)
         self._containers = Containers(
-            self._engine, self._token, config.server.heartbeat_ms, config.limits.frame_bytes_max, self._seat_of
+            self._engine,
+            self._token,
+            config.server.heartbeat_ms,
+            config.limits.frame_bytes_max,
+            self._seat_of,
+            self._came_or_went,
         )
+        self._expected = Expected(self._expect, self._engine.now_us)
+        self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
+        self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
         self._failures: dict[VersionedModel, str] = {}
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
@@ -89,6 +98,7 @@ class ClipperServer:
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()
             self._containers.start()
+            self._scaling.start()
             self._end_following = self.catalog.on_change(self._resolve)
             for model in self.catalog.models():
                 self._running.ensure(model)
@@ -109,6 +119,7 @@ class ClipperServer:
         self._closed = True
         atexit.unregister(self.close)
         self._engine.refuse_new()
+        self._scaling.stop()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
         while self._engine.delivery.issued != self._engine.delivery.answered and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)
@@ -147,7 +158,7 @@ class ClipperServer:
         model: Any,
         *,
         version: int | None = None,
-        replicas: int | None = None,
+        replicas: int | tuple[int, int] | None = None,
         input: str | InputType | None = None,
         output: str = "any",
         batching: str | Mapping[str, Any] | Batching | None = None,
@@ -161,18 +172,20 @@ class ClipperServer:
     ) -> CoreModel:
         """Deploy a function, a bound method, a scikit-learn estimator, a `clipper_container.Model`, or "module:attribute".
 
-        It runs in `replicas` processes of its own and takes a batch: an array of shape (n, *row), or a list of str or bytes;
-        with `row_by_row`, one input at a time. input: `f64[64]`, `str`, `i32[*]`, ...; taken from the estimator, or from
-        the first query, when not given. similar: near inputs share predictions, as in
+        It runs in `replicas` processes of its own ((1, 4): as many of 1 to 4 as the load asks for) and takes a batch: an array
+        of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time. input: `f64[64]`, `str`, ...;
+        taken from the estimator, or from the first query, when not given. similar: near inputs share predictions, as in
         `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far that was wrong.
         finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. code: folders
         or files the model imports. wait: until every replica is connected; the version becomes the latest only then.
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
         """
         self._check_open()
+        least, most = replica_bounds(name, 1 if replicas is None else replicas, self.config.limits.replicas_max)
         settings = {
             "output": str(_type(output)),
-            "replicas": self._replica_count(name, 1 if replicas is None else replicas),
+            "replicas": least,
+            "replicas_max": most,
             "batching": merge_batching(self.config.batching, batching),
             "cache": cache,
             "similar": similar,
@@ -198,25 +211,32 @@ class ClipperServer:
         """A model's own handle: predict(x), predict_many(rows), put(x, output). The latest version when none is named."""
         return self._running_of(self.catalog.view.model(name)).core
 
-    def scale(self, name: str | VersionedModel, replicas: int) -> None:
-        """Start or stop containers until `replicas` of a version run."""
+    def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
+        """Start or stop containers until `replicas` of a version run, or within these bounds as many as the load asks for."""
         self._check_open()
-        self._replica_count(str(name), replicas)
-        before = self.catalog.view.model(name)
-        after = self.catalog.set_replicas(before.id, replicas)
-        self._running.ensure(after)
-        for number in range(replicas, before.replicas):
-            self._containers.drain(after.id, number)
-            self._deployer.stop(after.name, after.version, number)
-        self._start_replicas(after)
+        least, most = replica_bounds(str(name), replicas, self.config.limits.replicas_max)
+        with self._changing:
+            model = self.catalog.view.model(name)
+            self._running.ensure(self.catalog.set_replicas(model.id, least, most))
+            count = min(max(self._scaling.wanted(model.id, least), least), most) if most else least
+            self._scale_to(model, count)
+
+    def _scale_to(self, model: Model, count: int) -> None:
+        """Under `_changing`. Numbers from `count` on are drained, then stopped; those below it are started."""
+        mine = [s for s in self._deployer.list() if (s.name, s.version) == (model.name, model.version)]
+        for number in sorted(s.replica for s in mine if s.replica >= count and s.state != "stopped"):
+            self._containers.drain(model.id, number)
+            self._deployer.stop(model.name, model.version, number)
+        self._start_replicas(_replace(model, replicas=count))
 
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
         model = self.catalog.retire_model(name, force=force)
         self._await_quiet(model.id)
-        self._containers.drain(model.id)
-        self._deployer.stop(model.name, model.version)
-        self._running.forget(model.id)
+        with self._changing:
+            self._containers.drain(model.id)
+            self._deployer.stop(model.name, model.version)
+            self._running.forget(model.id)
 
     def _await_quiet(self, id_: VersionedModel) -> None:
         """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread that looked the model up
@@ -286,7 +306,8 @@ class ClipperServer:
     # -- looking in
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges now: `models` by `name:version` (with their replicas), `cache`, `issued`, `answered`, `loop`."""
+        """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`),
+        `cache`, `issued`, `answered`, `loop`."""
         snapshot = self._engine.snapshot()
         by_index = {model["index"]: model for model in snapshot["models"]}
         models = {}
@@ -294,12 +315,14 @@ class ClipperServer:
             counters = by_index.get(running.core.index)
             if counters is None:  # deployed just now
                 continue
+            replicas = self._replica_stats(running)
+            wanted = self._scaling.wanted(running.model.id, running.model.replicas)
+            has = sum(replica["state"] == "ready" for replica in replicas)
             near = running.core.similar
             models[str(running.model.id)] = {
-                **counters,
-                "replicas": self._replica_stats(running),
+                **counters, "replicas": replicas, "wanted": wanted, "has": has,
                 **({"similar": near.stats()} if near is not None else {}),
-            }
+            }  # fmt: skip
         return {**snapshot, "models": models, "loop": self._dispatch.loop.snapshot()}
 
     def _replica_stats(self, running: Running) -> list[dict[str, Any]]:
@@ -336,13 +359,6 @@ class ClipperServer:
         package = pack(model, name, chosen, self._dir.models, [code] if isinstance(code, str) else code)
         type_ = _type(input or package.input or "any")
         return Model(name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code)
-
-    def _replica_count(self, name: str, replicas: int) -> int:
-        most = self.config.limits.replicas_max
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= most:
-            hint = "See limits.replicas_max."
-            raise InvalidInput(f"replicas={replicas!r} of model {name!r}: 0 to {most} are possible.", hint=hint)
-        return replicas
 
     def _next_version(self, name: str) -> int:
         taken = [model.version for model in self.catalog.view.versions.get(name, ())]
@@ -394,12 +410,46 @@ class ClipperServer:
                 )
             self._check_open()
 
+    # -- replicas come, go and are asked for
+
+    def _looks(self) -> dict[VersionedModel, Look]:
+        models = self.stats()["models"]
+        running = [one.model for one in self._running if str(one.model.id) in models]
+        return {m.id: Look(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)]) for m in running}
+
+    def _follow(self, id_: VersionedModel, count: int, why: str) -> None:
+        with self._changing:
+            running = self._running.get(id_)
+            if running is None or not running.model.target or not running.model.replicas_max or self._closed:
+                return
+            _log.info("model %s: %d replicas from now on (%s)", id_, count, why)
+            self._scale_to(running.model, count)
+
+    def _restart(self, id_: VersionedModel, number: int, pid: int) -> None:
+        killed = self._deployer.restart(id_.name, id_.version or 0, number, pid)
+        what = "is restarted" if killed else "was started elsewhere: restart it there"
+        _log.warning("container %s/%d is stuck with a batch for %g s; it %s", id_, number, self.config.server.stuck_s, what)
+
+    def _expect(self, id_: VersionedModel, when_us: int) -> None:
+        running = self._running.get(id_)
+        if running is not None and not self._closed:
+            self._engine.expect(running.core.index, when_us)
+
+    def _came_or_went(self, id_: VersionedModel) -> None:
+        self._expected.connected(id_, [replica.hello.replica for replica in self._containers.of(id_)])
+
     def _on_replica(self, event: ReplicaEvent) -> None:
+        id_ = VersionedModel(event.name, event.version)
+        if event.kind in (EventKind.STARTED, EventKind.RESTARTING):
+            self._expected.starting(id_, event.replica, event.again_s)
+        elif event.kind is EventKind.FAILED:
+            self._expected.failed(id_, event.replica)
+        elif event.kind is EventKind.STOPPED:
+            self._expected.stopped(id_, event.replica)
         level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
         _log.log(level, "container %s:%d/%d %s %s", event.name, event.version, event.replica, event.kind, event.detail)
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
-            id_ = VersionedModel(event.name, event.version)
             self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
             self._containers.notify()
 
@@ -435,7 +485,8 @@ class ClipperServer:
         """Models and applications of the config that the catalog does not have yet."""
         for name, wanted in self.config.models.items():
             if name not in self.catalog.view.versions:
-                self.deploy(name, wanted.target, replicas=wanted.replicas, input=wanted.input or None, wait=False,
+                replicas = (wanted.replicas, wanted.replicas_max) if wanted.replicas_max else wanted.replicas
+                self.deploy(name, wanted.target, replicas=replicas, input=wanted.input or None, wait=False,
                             batching=wanted.batching, cache=wanted.cache, retry_singly=wanted.retry_singly)  # fmt: skip
         for name, app in self.config.apps.items():
             self.app(name, app.models, slo_ms=app.slo_ms, default=app.default, policy=app.policy,

@@ -266,8 +266,9 @@ class Similar(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/1"):
-    """A model version: fixed once registered, but for `replicas` and `retired_us`, which the catalog keeps beside it.
+    """A model version: fixed once registered, but for `replicas`, `replicas_max` and `retired_us`, which the catalog keeps apart.
 
+    replicas: how many run; with replicas_max, at least so many, and up to that as the load asks for. 0: never more.
     target: what the container runs, `module:function` or the file it is packed in.  sha256: of that file.
     similar: near inputs share predictions; None: only equal ones.
     finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a time.  code: folders
@@ -291,6 +292,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     row_by_row: bool = False
     code: tuple[str, ...] = ()
     similar: Similar | None = None
+    replicas_max: int = 0
 
     @property
     def id(self) -> VersionedModel:

@@ -62,7 +62,7 @@ class ReplicaEvent:
     """Something that happened to a replica.
 
     pid: of the process that it happened to, 0 when there is none.
-    detail: for a person: "killed (SIGKILL)", "exit 3", "again in 0.4 s".
+    detail: for a person: "killed (SIGKILL)", "exit 3", "again in 0.4 s".  again_s: the pause, for RESTARTING.
     log_tail: the last lines that the process wrote, oldest first; for EXITED and FAILED.
     """
 
@@ -73,6 +73,7 @@ class ReplicaEvent:
     pid: int = 0
     detail: str = ""
     log_tail: tuple[str, ...] = ()
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,9 @@ class Deployer(Protocol):
 
     def stop(self, name: str, version: int | None = None, replica: int | None = None) -> None:
         """Stop one replica, or all of a version, or all of a model, and wait until they are gone."""
+
+    def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
+        """Kill the process `pid` of a replica; it is started again as after any death. False when that does not run here."""
 
     def list(self) -> Sequence[ReplicaStatus]:
         """Every replica that was started, stopped ones included, by name, version and number."""

@@ -207,6 +207,15 @@ class ProcessDeployer:
             ]
         self._stop(chosen, grace_s)
 
+    def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
+        """SIGKILL for process `pid` of a replica; it is started again as after any death. False when that does not run here."""
+        with self._changed:
+            found = self._replicas.get((name, version, replica))
+            if found is None or found.pid != pid:
+                return False
+        self._hand_in(partial(self._kill, found, pid))
+        return True
+
     def list(self) -> Sequence[ReplicaStatus]:
         """Every replica that was started, stopped ones included, by name, version and number."""
         with self._changed:
@@ -379,7 +388,8 @@ class ProcessDeployer:
             return
         replica.pause_s = min(policy.backoff_s_max, max(policy.backoff_s_min, 2 * replica.pause_s))
         replica.due_s = now + replica.pause_s
-        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, f"again in {replica.pause_s:.1f} s")
+        again = f"again in {replica.pause_s:.1f} s"
+        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=replica.pause_s)
 
     def _ask_to_end(self, replica: _Replica, grace_s: float) -> None:
         if replica.settled:
@@ -391,6 +401,10 @@ class ProcessDeployer:
             return
         self._signal(replica, signal.SIGTERM)
         replica.due_s = time.monotonic() + grace_s
+
+    def _kill(self, replica: _Replica, pid: int) -> None:
+        if replica.pid == pid:
+            self._signal(replica, signal.SIGKILL)
 
     def _signal(self, replica: _Replica, number: signal.Signals) -> None:
         if replica.process is not None:
@@ -405,19 +419,22 @@ class ProcessDeployer:
         pid: int = 0,
         detail: str = "",
         log_tail: tuple[str, ...] = (),
+        again_s: float = 0.0,
     ) -> None:
         """Change the state, tell of the event, then let go who waits for it: they have had the event by then."""
         with self._changed:
             replica.state = state
-        self._emit(replica, kind, pid, detail, log_tail)
+        self._emit(replica, kind, pid, detail, log_tail, again_s)
         with self._changed:
             replica.at_rest = replica.settled
             self._changed.notify_all()
 
-    def _emit(self, replica: _Replica, kind: EventKind, pid: int, detail: str, log_tail: tuple[str, ...] = ()) -> None:
+    def _emit(
+        self, replica: _Replica, kind: EventKind, pid: int, detail: str, log_tail: tuple[str, ...] = (), again_s: float = 0.0
+    ) -> None:
         if self._on_event is None:
             return
         try:
-            self._on_event(ReplicaEvent(*replica.key, kind, pid, detail, log_tail))
+            self._on_event(ReplicaEvent(*replica.key, kind, pid, detail, log_tail, again_s))
         except Exception:
             log.exception("on_event failed for container %s/%d", replica.spec.name, replica.number)
