@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 import clipper
 from bench.harness import Goal, Row, arrivals, row
+from bench.system.deadlines import bare_sleeper
 
 SLO_MS = 20.0
 FIXED_S, ROW_S = 0.002, 0.0001  # one batch
 SIZE = 80  # rows of the largest batch that takes half the SLO
 CAPACITY = SIZE / (FIXED_S + ROW_S * SIZE)  # a second: 8,000
 WINDOW_S = 0.1  # in which recovery is looked for
-NORMAL = 0.99  # of the queries of such a window are answered in time
-RECOVERY_LOAD = 0.8
+RUN = 5  # windows
+NORMAL = 0.99  # of the queries of a window in time; or, on a busy machine, what nine of ten windows had before the overload
+CALM = 0.8  # of the peak
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,16 @@ class Phase:
     def p99_us(self, which: NDArray[np.bool_]) -> float:
         return float(np.quantile(self.latency_us[which], 0.99)) if np.any(which) else 0.0
 
-    def recovery_s(self) -> float:
-        """From the start of the phase to the end of its last window that was not normal."""
-        windows = (self.due_s / WINDOW_S).astype(int)
-        bad = [w for w in range(int(self.seconds / WINDOW_S)) if np.mean(self.good[windows == w]) < NORMAL]
-        return (bad[-1] + 1) * WINDOW_S if bad else 0.0
+    def windows(self) -> list[float]:
+        """The share in time of each window."""
+        at = (self.due_s / WINDOW_S).astype(int)
+        return [float(np.mean(self.good[at == w])) for w in range(int(self.seconds / WINDOW_S))]
+
+    def recovery_s(self, normal: float) -> float:
+        """From the start of the phase to the first of half a second of windows that are normal; NaN: there are none."""
+        fine = [share >= normal for share in self.windows()]
+        starts = (w for w in range(len(fine) - RUN + 1) if all(fine[w : w + RUN]))
+        return next(starts, float("nan")) * WINDOW_S
 
 
 def sleeper(xs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -98,9 +105,14 @@ def main(quick: bool) -> list[Row]:
         model = Bound(handle)
         offer(model, 0.5, min(1.0, seconds), 1)  # learns its line
         peaks = {load: offer(model, load, seconds, 2) for load in (0.9, 1.0, 1.1)}
+        calm = CALM * best(peaks) / CAPACITY
+        before = offer(model, calm, max(seconds, 1.0), 4)
+        sleeper_process = bare_sleeper(2 * seconds)
         found = {load: offer(model, load, seconds, 3) for load in (2.0, 10.0)}
-        after = offer(model, RECOVERY_LOAD, max(seconds, 1.0), 4)
-    return [*peak_rows(peaks), *(r for load, one in found.items() for r in load_rows(load, one, peaks)), *after_rows(after)]
+        control = np.array([float(word) for word in sleeper_process.communicate()[0].split()])
+        after = offer(model, calm, max(seconds, 1.0), 4)
+    over = [r for load, one in found.items() for r in load_rows(load, one, peaks, control)]
+    return [*peak_rows(peaks), *over, *after_rows(before, after)]
 
 
 class Bound:
@@ -123,23 +135,29 @@ def peak_rows(peaks: dict[float, Phase]) -> list[Row]:
     return [row("peak goodput", best(peaks), "predictions/s", f"batches of {SIZE}", CAPACITY, note=note)]
 
 
-def load_rows(load: float, one: Phase, peaks: dict[float, Phase]) -> list[Row]:
+def load_rows(load: float, one: Phase, peaks: dict[float, Phase], control: NDArray[np.float64]) -> list[Row]:
     title = f"{load:g} x offered"
     admitted = ~one.refused
     kept = float(np.mean(one.ok[admitted])) if np.any(admitted) else 0.0
-    sender = f"the sender itself was late by {np.quantile(one.late_us, 0.99):.0f} us at p99"
+    sender = f"the sender itself, whom the machine wakes, was late by {np.quantile(one.late_us, 0.99):.0f} us at p99"
+    woken = float(np.quantile(control, 0.99)) / 1000
+    own = (one.latency_us - one.late_us)[one.refused]
+    call = float(np.quantile(own, 0.99)) if len(own) else 0.0
     return [
         row(f"{title}: goodput", one.goodput, "predictions/s", "peak", best(peaks), Goal("at_least", 0.95)),
         row(f"{title}: admitted, p99", one.p99_us(admitted) / 1000, "ms", goal=Goal("value_at_most", SLO_MS), note=sender),
         row(f"{title}: admitted and answered", kept, "share"),
-        row(f"{title}: refused, p99", one.p99_us(one.refused) / 1000, "ms", goal=Goal("value_at_most", 2.0)),
+        row(f"{title}: refused, p99", one.p99_us(one.refused) / 1000, "ms", "bare sleep", woken, Goal("value_at_most", 2.0)),
+        row(f"{title}: refused, p99 of the call alone", call, "us"),
         row(f"{title}: refused", float(np.mean(one.refused)), "share"),
     ]
 
 
-def after_rows(after: Phase) -> list[Row]:
-    note = f"at {RECOVERY_LOAD:g} x; normal is {NORMAL:.0%} of each {WINDOW_S * 1000:g} ms answered in time"
+def after_rows(before: Phase, after: Phase) -> list[Row]:
+    normal = min(NORMAL, float(np.quantile(before.windows(), 0.1)))
+    note = f"at {CALM:g} of the peak; normal: {normal:.1%} of a window of {WINDOW_S * 1000:g} ms in time, {RUN} windows long"
+    share, usual = float(np.mean(after.good)), float(np.mean(before.good))
     return [
-        row("back to normal after", after.recovery_s(), "s", goal=Goal("value_at_most", 2.0), note=note),
-        row("then answered in time", float(np.mean(after.good)), "share"),
+        row("back to normal after", after.recovery_s(normal), "s", goal=Goal("value_at_most", 2.0), note=note),
+        row("then in time", share, "share", "before the overload", usual, Goal("at_least", 0.99)),
     ]

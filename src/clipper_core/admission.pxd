@@ -6,7 +6,7 @@
 from clipper_core.machine cimport atomic, relaxed, u32, u64
 
 cdef enum:
-    PROBE_US = 100000       # refused for this long without news of any batch: one row is let through
+    PROBE_US = 100000       # after a row was let through to see, none is for this long, unless there is a new forecast
 
 cdef cppclass Gate:         # of one class of SLO. Its fields are read one by one: a mix of old and new is a guess like any other
     atomic[u64] begin_us    # when the batch begins that the next row would join
@@ -48,7 +48,7 @@ cdef inline u64 gate_finish_us(Gate* g, u64 tail, u64 now_us) noexcept nogil:
 cdef void gate_publish(Gate* g, const Forecast* f, double margin, u64 seen, u64 now_us) noexcept nogil
 # ^ `seen`: position in the lane up to which the forecast's queue was counted
 cdef void gate_close(Gate* g, u64 until_us) noexcept nogil                # no replica, and none before `until_us`; 0: who knows
-cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil                  # let this one through, to see; at most one in 100 ms
+cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # let this one through, to see
 cdef void margin_init(Margin* m) noexcept nogil
 cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil
 cdef double margin_now(Margin* m, u64 now_us) noexcept nogil              # it tends to 1 while nothing is learned

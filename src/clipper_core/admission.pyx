@@ -6,7 +6,7 @@ that came since included. Every number in it is the loop's best guess of a momen
 in common, and the check at dequeue (early drop) for the rest.
 
 Three things open the door again. A forecast is a moment in time, and passes; each batch that comes back makes a new one; and when
-none has come back for 100 ms beyond what was forecast, one row goes through to see.
+the replica is idle for as long as one row takes (1 to 100 ms), one goes through to see.
 """
 cimport cython
 from libc.math cimport exp

@@ -56,8 +56,10 @@ cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil
 # ^ its P99; 0 while unknown
 cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n, u64 deadline_us) noexcept nogil
 # ^ true if a row due at deadline_us cannot finish in a batch of n that starts at start_us (>= now_us). A batch of
-#   one is let through while nothing was learned for 100 ms before now_us: a wrong estimate must
-#   not shed everything for ever
+#   one is let through while nothing was learned for batcher_probe_us before now_us: a wrong estimate
+#   must not shed everything for ever
+cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil
+# ^ as long as one row takes, 1 to 100 ms
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil
 # ^ 0: send now; else the time until which a batch that is not full should wait for more rows (it may have passed)
 cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64 now_us) noexcept nogil

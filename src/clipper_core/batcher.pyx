@@ -50,7 +50,8 @@ cdef enum:
     RUN = 3                  # in a row: no accident
     PATIENCE = 4
     PATIENCE_MAX = 4096
-    PROBE_US = 100000        # an estimate older than this lets one row through
+    PROBE_US = 100000        # an estimate older than this lets one row through; a replica that was idle for as long as one row
+    PROBE_US_MIN = 1000      # takes, does so sooner: half of its time is the most that a try may cost
     SLACK_US = 500           # a held batch leaves this much earlier than it must: the loop wakes late
     BUCKETS = 24
 
@@ -114,7 +115,11 @@ cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n, u
         return True
     if deadline_us > start_us and batcher_worst_us(b, n) <= <double> (deadline_us - start_us):
         return False
-    return n > 1 or now_us < b.learned_us + PROBE_US
+    return n > 1 or now_us < b.learned_us + batcher_probe_us(b)
+
+
+cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil:
+    return <u64> _between(PROBE_US_MIN, batcher_predict_us(b, 1), PROBE_US)
 
 
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil:

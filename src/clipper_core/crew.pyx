@@ -13,9 +13,9 @@ The forecast walks the queue batch by batch over the replicas as they come free.
 know (pauses, rows that come meanwhile with earlier deadlines, how full the last batch will be) is in the margin. Given up: a
 forecast by row (each is its batch's), and a margin by class of SLO.
 """
-from clipper_core.admission cimport (PROBE_US, Forecast, gate_close, gate_finish_us, gate_publish, margin_init, margin_learn,
-                                     margin_now)
-from clipper_core.batcher cimport Batcher, batcher_must_shed, batcher_predict_us, batcher_room, batcher_size, batcher_worst_us
+from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_init, margin_learn, margin_now)
+from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_size,
+                                   batcher_worst_us)
 from clipper_core.lane cimport SENT, WAITING, Task, task_of, ticket_of
 from clipper_core.machine cimport relaxed
 from clipper_core.replica cimport IN_FLIGHT_MAX
@@ -207,7 +207,7 @@ cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead
     coming = min(c.rate * f.begin_us, <double> f.size, batcher_room(&r.batcher))
     f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size - 1, <u32> 1)
     f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
-    f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + PROBE_US
+    f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)
     gate_publish(gate, &f, margin, lane.seen, now_us)
     _put_on_trial(c, lanes, lane, gate, margin, now_us)
     if shown:

@@ -123,7 +123,7 @@ def taught(world: World, took_us: int = 1_000, size: int = 4, slo_ms: int = 10) 
     model.predict(0.0, slo_ms)
     world.step()
     container.reply_all()
-    world.step(30_000)
+    world.step(500)
     return model, container
 
 
@@ -169,7 +169,7 @@ def test_the_door_opens_when_the_queue_is_served(world: World) -> None:
 
 
 def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
-    """It was slow, and refuses all; then it is fast. One row in 100 ms goes to see."""
+    """It was slow, and refuses all; then it is fast. Rows go to see, one by one."""
     model, container = taught(world, 20_000, size=1, slo_ms=5)
     sent = []
     for _ in range(60):

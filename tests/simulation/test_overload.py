@@ -119,6 +119,24 @@ def test_the_forecast_follows_a_replica_that_changes_its_speed(factor: float, le
     assert p99(settled.latencies) <= 1.05 * SLO_US
 
 
+@pytest.mark.parametrize("load", [0.6, 2.0])
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
+def test_a_bad_second_does_not_shut_the_door(mode: int, load: float) -> None:
+    """A neighbour takes the core: batches take more than the SLO alone, then wild noise. When it is over, all is as before."""
+    world, kin = a_model(9)
+    container = Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, mode=mode, size_max=4096)
+    world.pass_us(1_000)
+    offer(world, kin, load, 1.0)
+    usual = offer(world, kin, load, 0.5)
+    for i in range(20):
+        container.a_us = 30_000 if i % 3 else FIXED_US
+        offer(world, kin, load, 0.05)
+    container.a_us = FIXED_US
+    offer(world, kin, load, 0.5)
+    after = offer(world, kin, load, 0.5)
+    assert after.good_per_us >= 0.95 * usual.good_per_us
+
+
 # -- replicas of unequal speed
 
 
