@@ -111,3 +111,26 @@ def test_anchor_simple_queue_of_rows(benchmark: Any) -> None:
     """A miss as one would write it: a copy of the row put on a queue."""
     line: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     measure(benchmark, calls(lambda x: line.put(x.tobytes()), np.arange(64.0)))
+
+
+@pytest.mark.benchmark(group="one query of 64 floats, not cached")
+def test_admitted(benchmark: Any) -> None:
+    """Into the lane: the anchor of a refusal."""
+
+    def setup() -> tuple[tuple[Callable[[], None]], dict[str, Any]]:
+        model = model_of(64, False)
+        return (calls(model.predict, np.arange(64.0)),), {}
+
+    measure(benchmark, lambda run: run(), setup)
+
+
+@pytest.mark.benchmark(group="one query of 64 floats, not cached")
+def test_refused(benchmark: Any) -> None:
+    """No replica before the deadline: what an overloaded model answers costs the same few loads, and nothing is copied."""
+    model, x = model_of(64, False), np.arange(64.0)
+    model.predict(x)
+    model.engine.step(1)
+    model.engine.expect(model.index, 1 << 60)
+    model.engine.step(2)
+    assert model.predict(x).done()
+    measure(benchmark, calls(model.predict, x))

@@ -1,3 +1,6 @@
+from typing import final
+
+@final
 class Door:
     def __init__(self) -> None: ...
     def publish(

@@ -93,7 +93,9 @@ def _defaults(figures: ApplicationFigures) -> Text:
 
 
 def _state(figures: ModelFigures) -> Text:
-    others = [state for state in figures.replicas if state != "ready"]
+    others = [state for state in figures.replicas if state not in ("ready", "stopped")]
+    if not others and figures.ready < figures.wanted:
+        return Text(f"{figures.ready} of {figures.wanted}", "yellow")
     if not others:
         return Text("ready", "green")
     said = _WORDS.get(others[0], others[0])

@@ -35,7 +35,8 @@ class Look:
 class ModelFigures:
     """One model. asked_per_s: queries.  p50_ms, p99_ms: of evaluated predictions.  batch_rows: mean.  limit: most rows
     that the batchers send now, summed over replicas.  cached: share answered without an evaluation of its own.
-    replicas: the state of each: ready, suspect, starting, running, backoff, failed or stopped."""
+    replicas: the state of each: ready, suspect, starting, running, backoff, failed or stopped.  wanted: how many there shall
+    be."""
 
     name: str
     replicas: tuple[str, ...]
@@ -45,6 +46,7 @@ class ModelFigures:
     batch_rows: float
     limit: int
     cached: float
+    wanted: int = 0
 
     @property
     def ready(self) -> int:
@@ -113,6 +115,7 @@ def _model(id_: str, before: dict[str, Any] | None, now: dict[str, Any], seconds
         batch_rows=rows.mean if rows.count else 0.0,
         limit=sum(r.get("limit", 0) for r in now["replicas"]),
         cached=(grown("hits") + grown("joined")) / asked if asked else 0.0,
+        wanted=now["wanted"],
     )
 
 
