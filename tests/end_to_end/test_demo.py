@@ -76,13 +76,14 @@ class Terminal:
         self.process = subprocess.Popen([*DEMO, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
         self.seen = ""
+        self.rest = ""  # seen, but behind what was last waited for
 
     def press(self, key: str) -> None:
         os.write(self.side, key.encode())
 
     def see(self, pattern: str) -> "re.Match[str]":
         """Wait until `pattern` stands on the screen, after all that was seen before."""
-        text, give_up = "", time.monotonic() + PATIENCE_S
+        text, give_up = self.rest, time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, text)) is None:
             assert select.select([self.side], [], [], max(0.0, give_up - time.monotonic()))[0], f"no {pattern!r}"
             try:
@@ -92,6 +93,7 @@ class Terminal:
             assert data, f"it ended without {pattern!r}:\n{self.seen}"
             self.seen += data
             text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text + data)
+        self.rest = text[found.end() :]
         return found
 
     def read_to_the_end(self) -> None:
