@@ -84,6 +84,7 @@ inline std::uint8_t slot_state(const Block& block, std::uint32_t slot) {
 template <class Block, class Word>
 inline std::uint32_t slots_first_open(Block& block, Word& cursor, std::uint32_t first, std::uint32_t count) {
     std::uint32_t i = cursor.load(std::memory_order_acquire);
+    // order: acquire would do, a blocked thread that reads the epoch before sees by it what ended before
     while (i < count && block.state[first + i].load(std::memory_order_seq_cst) != kSlotPending) ++i;
     cursor.store(i, std::memory_order_release);
     return i;
@@ -100,12 +101,12 @@ inline std::uint32_t waiter_epoch(Delivery& d) {  // before it looks at what it 
     return d.epoch.load(std::memory_order_seq_cst);
 }
 template <class Delivery>
-inline std::uint32_t waiter_dead(Delivery& d) {
-    return d.dead.load(std::memory_order_seq_cst);
+inline std::uint32_t waiter_dead(Delivery& d) {  // after waiter_epoch, which carries it
+    return d.dead.load(std::memory_order_relaxed);
 }
 template <class Delivery>
 inline void waiter_leaves(Delivery& d) {
-    d.waiters.fetch_sub(1, std::memory_order_seq_cst);
+    d.waiters.fetch_sub(1, std::memory_order_relaxed);
 }
 // After something ended: true if somebody may sleep and is to be woken.
 template <class Delivery>
@@ -115,7 +116,8 @@ inline bool epoch_ends(Delivery& d) {
 }
 template <class Delivery>
 inline void delivery_dies(Delivery& d, std::uint32_t status) {  // and then everybody is woken
-    d.dead.store(status, std::memory_order_seq_cst);
+    d.dead.store(status, std::memory_order_relaxed);
+    // order: acq_rel would do, whoever sleeps is woken, not only those who are counted
     d.epoch.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -150,6 +152,7 @@ inline bool mailbox_arm(Mailbox& box, const Ids& ids) {  // ready to be woken; t
 }
 template <class Mailbox>
 inline bool mailbox_look_at_all(Mailbox& box) {
+    // order: relaxed would do, mailbox_arm() looks again before the reader sleeps, and slot_ask() at the slot
     return box.overflow.exchange(0, std::memory_order_seq_cst);
 }
 

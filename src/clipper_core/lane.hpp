@@ -13,6 +13,7 @@ namespace clipper {
 // After a row was published. True: the lane was put into the ready ring, and a loop that sleeps is to be woken.
 template <class Lane, class Cells, class Id>
 inline bool lane_announce(Lane& lane, Cells& ready, Id* ids, std::uint64_t id) {
+    // order: relaxed would do for the exchange: the load is the look that counts, the exchange lets one of those who look go on
     if (lane.dirty.load(std::memory_order_seq_cst) || lane.dirty.exchange(1, std::memory_order_seq_cst)) return false;
     std::uint64_t pos;
     CLIPPER_CHECK(ready.claim(&pos), "the ready ring holds every lane once");
@@ -32,11 +33,12 @@ inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t*
 }
 template <class Lane>
 inline void lane_heard(Lane& lane) {
-    lane.dirty.exchange(0, std::memory_order_seq_cst);
+    lane.dirty.store(0, std::memory_order_seq_cst);
 }
 
 template <class Lanes>
 inline bool loop_to_wake(Lanes& lanes) {  // true for one of those who find it asleep
+    // order: again the load is what counts; an exchange in two halves would let two write the eventfd, which harms nobody
     return lanes.sleeping.load(std::memory_order_seq_cst) && lanes.sleeping.exchange(0, std::memory_order_seq_cst);
 }
 template <class Lanes>
@@ -45,7 +47,7 @@ inline void loop_sleeps(Lanes& lanes) {  // before its last look for news
 }
 template <class Lanes>
 inline void loop_wakes(Lanes& lanes) {
-    lanes.sleeping.store(0, std::memory_order_seq_cst);
+    lanes.sleeping.store(0, std::memory_order_seq_cst);  // order: relaxed would do, at worst one wake-up too many
 }
 
 }  // namespace clipper

@@ -43,9 +43,9 @@ struct Cells {
             }
         }
     }
-    bool full() const {
+    bool full() const {  // a hint
         std::uint64_t t = tail.load(std::memory_order_relaxed);
-        return turn(t).load(std::memory_order_acquire) < base(t);
+        return turn(t).load(std::memory_order_acquire) < base(t);  // order: relaxed would do, claim() looks again
     }
     // Sequentially consistent: the producer reads the consumer's sleep flag next (store, then load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
@@ -86,7 +86,7 @@ struct Spsc {
     bool pop(std::uint64_t* word) {
         std::uint64_t h = head.load(std::memory_order_relaxed);
         if (h == tail_seen) {
-            tail_seen = tail.load(std::memory_order_seq_cst);
+            tail_seen = tail.load(std::memory_order_seq_cst);  // order: acquire would do, a reader that sleeps asks tail_moved()
             if (h == tail_seen) return false;
         }
         *word = words[h & (size - 1)].load(std::memory_order_relaxed);

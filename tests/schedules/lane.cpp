@@ -1,0 +1,107 @@
+// lane.hpp, with Cells of ring.hpp: how a submitter's row reaches a loop that may be asleep.
+#include "checker.hpp"
+#include "lane.hpp"
+#include "ring.hpp"
+
+namespace schedules {
+namespace {
+
+using Cells = clipper::Cells<Model>;
+
+enum Planted { nothing, heard_late, no_second_look, announced_early };
+
+struct Lane {
+    Atomic<uint32_t> dirty;
+    Cells cells;
+    Atomic<uint64_t> turns[4];
+    Data<uint64_t> rows[4];
+    uint64_t seen = 0;  // the loop's
+    void start(int id) {
+        cells.init(turns, 4);
+        name(dirty, "dirty", id);
+        name(cells.tail, "lane's tail", id);
+        for (int i = 0; i < 4; ++i) name(turns[i], "lane's turns", 4 * id + i);
+    }
+};
+
+// As lane.pyx submits and io_loop.pyx runs: nobody sleeps while a row waits. A lost wake-up is a loop that never wakes.
+struct Submit : Scenario {
+    int submitters, rows, lanes_used;
+    Planted planted;
+    Atomic<uint32_t> sleeping;
+    EventFd wake_fd{"wake_fd"};
+    Lane lanes[2];
+    Cells ready;
+    Atomic<uint64_t> ready_turns[2];
+    Data<uint64_t> ready_ids[2];
+    uint64_t ready_head = 0;
+    int taken = 0;
+    Submit(int s, int r, int l, Planted p) : submitters(s), rows(r), lanes_used(l), planted(p) {
+        name(sleeping, "sleeping");
+        for (int i = 0; i < lanes_used; ++i) lanes[i].start(i);
+        ready.init(ready_turns, 2);
+        name(ready.tail, "ready's tail");
+        for (int i = 0; i < 2; ++i) {
+            name(ready_turns[i], "ready's turns", i);
+            ready_ids[i].name = "a lane's id in the ready ring";
+        }
+    }
+    int threads() const override { return submitters + 1; }
+    void announce(Lane& lane, uint64_t id) {
+        if (clipper::lane_announce(lane, ready, ready_ids, id) && clipper::loop_to_wake(*this)) wake_fd.signal();
+    }
+    void submit(Lane& lane, uint64_t id) {
+        uint64_t pos;
+        EXPECT(lane.cells.claim(&pos), "the lane has room");
+        if (planted == announced_early) announce(lane, id);
+        lane.rows[pos & 3] = 1;
+        lane.cells.publish(pos);
+        if (planted != announced_early) announce(lane, id);
+    }
+    void take_in(Lane& lane) {
+        while (lane.cells.published(lane.seen)) {
+            EXPECT(lane.rows[lane.seen & 3] == 1, "a row");
+            lane.cells.release(lane.seen);
+            ++lane.seen, ++taken;
+        }
+    }
+    void step() {
+        uint64_t id;
+        while (clipper::lane_next(ready, ready_ids, &ready_head, &id)) {
+            EXPECT(id < uint64_t(lanes_used), "a lane's id");
+            bool next = ready_turns[ready_head & 1].peek() == ready.base(ready_head) + 1;
+            EXPECT(lanes_used > 1 || !next, "a lane is in the ready ring twice");
+            if (planted == heard_late) take_in(lanes[id]);
+            clipper::lane_heard(lanes[id]);
+            if (planted != heard_late) take_in(lanes[id]);
+        }
+    }
+    bool idle() { return !ready.published(ready_head); }
+    void loop() {
+        for (step(); taken < submitters * rows; step()) {
+            bool quiet = planted == no_second_look && idle();
+            clipper::loop_sleeps(*this);
+            if (quiet || idle()) wake_fd.wait();
+            clipper::loop_wakes(*this);
+            if (wake_fd.count) wake_fd.drain();
+        }
+    }
+    void run(int t) override {
+        if (t > submitters) return loop();
+        uint64_t id = uint64_t(t - 1) % uint64_t(lanes_used);
+        for (int i = 0; i < rows; ++i) submit(lanes[id], id);
+    }
+    void finish() override { EXPECT(taken == submitters * rows, "a row is lost"); }
+};
+SCENARIO(Submit, "lane ring", submit_one, "one submitter, one row, and a loop that goes to sleep", 1, 1, 1, nothing);
+SCENARIO(Submit, "lane ring", submit_again, "one submitter, two rows: the second while the first is taken in", 1, 2, 1, nothing);
+SCENARIO(Submit, "lane ring", submit_two, "two submitters to one lane", 2, 1, 1, nothing);
+SCENARIO(Submit, "lane ring", submit_two_lanes, "two submitters, a lane each", 2, 1, 2, nothing);
+SCENARIO(Submit, "lane ring", submit_often, "one submitter, three rows: the ready ring goes round", 1, 3, 1, nothing);
+BROKEN(Submit, "lane ring", planted_heard_late, "the loop clears dirty after it has taken the rows in", 1, 2, 1, heard_late);
+BROKEN(Submit, "lane ring", planted_no_second_look, "the loop says that it sleeps, and does not look again", 1, 1, 1,
+       no_second_look);
+BROKEN(Submit, "lane ring", planted_announced_early, "a row is announced before it is published", 1, 1, 1, announced_early);
+
+}  // namespace
+}  // namespace schedules
