@@ -1,5 +1,6 @@
 // What the explorer itself must know of the memory model: for each pattern of the literature, the outcome that an order forbids
-// (it holds), and the same outcome where the orders allow it (it is found). After Alglave, Maranget and Tautschnig, "Herding cats".
+// (it holds), and the same outcome where the orders allow it (it is found). After Alglave, Maranget and Tautschnig, "Herding
+// cats" (TOPLAS 2014).
 #include "checker.hpp"
 
 namespace schedules {

@@ -97,8 +97,10 @@ def test_every_order_is_needed_or_justified(explorer: Explorer, explored: list[s
     results += explorer.ask("mutants", *bounds(PREEMPTIONS - 1), *spared)
     executions, seconds = sum(r["executions"] for r in results), sum(r["seconds"] for r in results)
     caught = {r["mutant"]: r for r in results if r["caught"]}
-    explored.append(f"{header + '.hpp weakened':30}{executions:>11,} executions{seconds:8.2f} s  "
-                    f"{len(sites)} orders, {len(caught)} of {len(of)} mutants caught, {len(of) - len(caught)} justified")
+    explored.append(
+        f"{header + '.hpp weakened':30}{executions:>11,} executions{seconds:8.2f} s  "
+        f"{len(sites)} orders, {len(caught)} of {len(of)} mutants caught, {len(of) - len(caught)} justified"
+    )
     unseen = [f"{sites[m.split(':')[0]].place}: {of[m]}: no scenario fails" for m in needed if m not in caught]
     assert not unseen, "\n".join([*unseen, "write a scenario that fails, or say in the header why it cannot matter (JUSTIFIED)"])
     wrong = [f"{of[m]}: justified, and yet\n{told(caught[m], m)}" for m in spared if m in caught]
