@@ -44,6 +44,7 @@ using Mo = std::memory_order;
 struct Order {
     int site;
     Mo mo;
+    operator Mo() const { return mo; }  // for what is compiled over std::atomic as well, and never run here
 };
 Order order(int site, Mo mo);  // weaker, when it is this site's turn
 
