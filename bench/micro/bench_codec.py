@@ -1,22 +1,28 @@
-"""What a frame costs, each row beside an anchor: memcpy, zlib, msgpack, python-lz4.
+"""What a frame costs, each row beside an anchor: memcpy, gather, zlib, msgspec, msgpack, pickle, python-lz4.
 
 pytest bench/micro/bench_codec.py --benchmark-columns=min,median,iqr
 """
 
+import pickle
 import zlib
 from typing import Any
 
 import lz4.block
 import msgpack
+import msgspec
 import numpy as np
+import pytest
 
 from clipper_core.codec import HEADER_BYTES, checksum, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.v1 import decode_lz4, decode_v1, encode_lz4, encode_v1
+from clipper_core.lz4 import Search, decode_lz4, encode_lz4
+from clipper_core.v1 import decode_v1, encode_v1
 
 PREDICT, REPLY = 4, 5
 IMAGES = np.random.default_rng(1).random((256, 784)).astype("f4")
 STRINGS = [(f"the quick brown fox jumps over the lazy dog {i} " * 3)[:100] for i in range(1000)]
-TEXT = "".join(STRINGS).encode()
+UTF8 = [text.encode() for text in STRINGS]
+TEXT = b"".join(UTF8)
+NOISE = "".join(map(chr, np.random.default_rng(3).integers(33, 127, len(TEXT)))).encode()
 MEGABYTE = np.random.default_rng(2).bytes(1 << 20)
 
 
@@ -59,12 +65,34 @@ def test_decode_v1_1000_strings(benchmark: Any) -> None:
     measure(benchmark, lambda: decode_v1(message), len(TEXT))
 
 
+def test_encode_v1_1000_strings_quick(benchmark: Any) -> None:
+    measure(benchmark, lambda: encode_v1(7, STRINGS, Search.QUICK), len(TEXT))
+
+
+def test_encode_1000_strings_compressed_quick(benchmark: Any) -> None:
+    measure(benchmark, lambda: encode_rows(PREDICT, STRINGS, compressed=True, search=Search.QUICK), len(TEXT))
+
+
+def test_anchor_gather_1000_strings(benchmark: Any) -> None:
+    """The floor of a call from Python: the bytes are there, one copy, no lengths."""
+    measure(benchmark, lambda: b"".join(UTF8), len(TEXT))
+
+
+def test_anchor_encode_and_join_1000_strings(benchmark: Any) -> None:
+    measure(benchmark, lambda: b"".join([text.encode() for text in STRINGS]), len(TEXT))
+
+
+def test_anchor_msgspec_1000_strings(benchmark: Any) -> None:
+    encoder = msgspec.msgpack.Encoder()
+    measure(benchmark, lambda: encoder.encode(STRINGS), len(TEXT))
+
+
 def test_anchor_msgpack_1000_strings(benchmark: Any) -> None:
     measure(benchmark, lambda: msgpack.packb(STRINGS), len(TEXT))
 
 
-def test_anchor_join_1000_strings(benchmark: Any) -> None:
-    measure(benchmark, lambda: b"".join([text.encode() for text in STRINGS]), len(TEXT))
+def test_anchor_pickle5_1000_strings(benchmark: Any) -> None:
+    measure(benchmark, lambda: pickle.dumps(STRINGS, 5), len(TEXT))
 
 
 def test_crc_of_a_megabyte(benchmark: Any) -> None:
@@ -75,12 +103,21 @@ def test_anchor_zlib_crc_of_a_megabyte(benchmark: Any) -> None:
     measure(benchmark, lambda: zlib.crc32(MEGABYTE), len(MEGABYTE))
 
 
-def test_lz4_store(benchmark: Any) -> None:
+def test_lz4_literals(benchmark: Any) -> None:
     measure(benchmark, lambda: encode_lz4(TEXT), len(TEXT))
 
 
-def test_anchor_lz4_compress(benchmark: Any) -> None:
-    measure(benchmark, lambda: lz4.block.compress(TEXT, store_size=False), len(TEXT))
+@pytest.mark.parametrize("search", [Search.THOROUGH, Search.QUICK])
+@pytest.mark.parametrize("text", [TEXT, NOISE], ids=["words", "noise"])
+def test_lz4_encode(benchmark: Any, text: bytes, search: Search) -> None:
+    measure(benchmark, lambda: encode_lz4(text, search), len(text))
+
+
+@pytest.mark.parametrize("acceleration", [1, 8])
+@pytest.mark.parametrize("text", [TEXT, NOISE], ids=["words", "noise"])
+def test_anchor_lz4_block(benchmark: Any, text: bytes, acceleration: int) -> None:
+    options = {"mode": "fast", "acceleration": acceleration, "store_size": False}
+    measure(benchmark, lambda: lz4.block.compress(text, **options), len(text))
 
 
 def test_anchor_memcpy(benchmark: Any) -> None:

@@ -45,6 +45,10 @@ class ServerSettings(msgspec.Struct, frozen=True):
         Literal["clock", "sieve"],
         _about("who leaves a full cache: `clock`, or `sieve` (more hits when the same inputs stay popular, fewer when not)"),
     ] = "clock"
+    compression: Annotated[
+        Literal["auto", "none", "full"],
+        _about("of strings on their way to a container: LZ4, quick, over TCP only; not at all; or as small as it gets"),
+    ] = "auto"
     heartbeat_ms: Annotated[
         int,
         _about(

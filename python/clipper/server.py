@@ -591,6 +591,7 @@ def _engine_of(config: Config) -> Engine:
         links_max=limits.connections_max,
         models_max=limits.models_max,
         heartbeat_ms=config.server.heartbeat_ms,
+        compression=config.server.compression,
     )
 
 

@@ -71,7 +71,10 @@ cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padd
 cdef u64 variable_payload_bytes(u32 n, u64 data_bytes) noexcept nogil
 cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes, u8* out) noexcept nogil
 # ^ writes variable_payload_bytes(n, sum of row_bytes) bytes. Below 2**32 elements a row
+cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil
+cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search, u8* out) noexcept nogil
+# ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most compressed_bound
 
-# -- version 1 and LZ4 blocks live in v1.pxd; this page hands them on
-from clipper_core.v1 cimport (LZ4_BYTES_MAX, LZ4_GROWTH_MAX, V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32,
-                              V1_VAR_U8, lz4_bound, lz4_decode, lz4_store, v1_bound, v1_encode, v1_format)
+# -- version 1 lives in v1.pxd; this page hands it on
+from clipper_core.v1 cimport (V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32, V1_VAR_U8, v1_bound, v1_compress,
+                              v1_encode, v1_format)

@@ -83,4 +83,5 @@ def encode_rows(
     time_us: int = 0,
     checked: bool = False,
     compressed: bool = False,
+    search: int = ...,
 ) -> bytes: ...

@@ -22,10 +22,10 @@ from libcpp.vector cimport vector
 import numpy as np
 
 from clipper_core.dtype cimport BOOL, BYTES, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, itemsize
+from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX, LZ4_GROWTH_MAX, Cursor, lz4_bound, lz4_encode
 from clipper_core.status cimport BAD_FRAME, BAD_INPUT, OK, PENDING, TOO_LARGE, raise_for
-from clipper_core.v1 cimport Cursor
 
-from clipper_core.v1 import decode_lz4, encode_lz4
+from clipper_core.lz4 import decode_lz4
 
 cdef extern from *:
     """
@@ -47,6 +47,9 @@ cdef extern from *:
     static constexpr auto& clipper_crc = clipper_crc_tables.t;
     """
     const u32 CRC "clipper_crc"[16][256]
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 cdef packed struct Wire:              # the header as it travels
     u32 magic
@@ -343,15 +346,30 @@ cdef u8* _put_u32(u8* out, u32 value) noexcept nogil:
 
 cdef void variable_encode(u32 n, const void** rows, const u64* row_bytes, u32 item_bytes, u8* out) noexcept nogil:
     cdef u64 total = 0
-    cdef u32 i
+    cdef u32 i, shift = 0             # an element has 1, 2, 4 or 8 bytes; a division a row is a fifth of the whole
+    while item_bytes >> (shift + 1):
+        shift += 1
     for i in range(n):
-        out = _put_u32(out, <u32> (row_bytes[i] // item_bytes))
+        out = _put_u32(out, <u32> (row_bytes[i] >> shift))
         total += row_bytes[i]
     if n & 1:
         out = _put_u32(out, 0)
     for i in range(n):
         out = _put(out, rows[i], row_bytes[i])
     memset(out, 0, _padding(total))
+
+
+cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil:
+    return lengths_bytes(n) + sizeof(u64) + lz4_bound(data_bytes) + 7
+
+
+cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search, u8* out) noexcept nogil:
+    cdef u64 lengths = lengths_bytes(n)
+    cdef u64 block = lz4_encode(payload + lengths, data_bytes, search, out + lengths + sizeof(u64))
+    memcpy(out, payload, lengths)
+    memcpy(out + lengths, &block, sizeof(u64))
+    memset(out + lengths + sizeof(u64) + block, 0, _padding(block))
+    return lengths + sizeof(u64) + block + _padding(block)
 
 
 # -- the Python door ---------------------------------------------------------------------------------------------------
@@ -482,46 +500,52 @@ cdef bytes _padded(object part):
     return raw + bytes(_padding(len(raw)))
 
 
-cdef bytes _variable(list rows, u32 item):
+cdef bytes _variable(list rows, u32 item, object search):
+    """rows: all str, or all bytes. search: of strings, None for no LZ4 block."""
     cdef vector[const void*] at
     cdef vector[u64] sizes
+    cdef u32 n = <u32> len(rows)
     cdef u64 total = 0
-    cdef bytes row
+    cdef Py_ssize_t size
+    cdef bytes out, packed
+    at.reserve(n)
+    sizes.reserve(n)
     for row in rows:
-        at.push_back(PyBytes_AS_STRING(row))
-        sizes.push_back(PyBytes_GET_SIZE(row))
-        total += sizes.back()
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> variable_payload_bytes(<u32> len(rows), total))
-    variable_encode(<u32> len(rows), at.data(), sizes.data(), item, <u8*> PyBytes_AS_STRING(out))
-    return out
+        if isinstance(row, str):
+            at.push_back(PyUnicode_AsUTF8AndSize(row, &size))
+        else:
+            at.push_back(PyBytes_AS_STRING(row))
+            size = PyBytes_GET_SIZE(row)
+        sizes.push_back(size)
+        total += size
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> variable_payload_bytes(n, total))
+    variable_encode(n, at.data(), sizes.data(), item, <u8*> PyBytes_AS_STRING(out))
+    if search is None:
+        return out
+    packed = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> compressed_bound(n, total))
+    return packed[:compressed_encode(n, <const u8*> PyBytes_AS_STRING(out), total, search, <u8*> PyBytes_AS_STRING(packed))]
 
 
-cdef object _list_payload(list rows, bint compressed):
+cdef object _list_payload(list rows, object search):
     """-> (dtype, payload) of str, bytes, or 1-d arrays of one dtype."""
-    cdef bytes data, lengths
     if all([isinstance(row, str) for row in rows]):
-        rows = [row.encode() for row in rows]
-        if not compressed:
-            return STR, _variable(rows, 1)
-        data = encode_lz4(b"".join(rows))
-        lengths = _padded(np.array([len(row) for row in rows], "<u4"))
-        return STR, lengths + len(data).to_bytes(8, "little") + _padded(data)
+        return STR, _variable(rows, 1, search)
     if all([isinstance(row, bytes) for row in rows]):
-        return BYTES, _variable(rows, 1)
+        return BYTES, _variable(rows, 1, None)
     arrays = [np.asarray(row) for row in rows]
     number = _numbers.get(arrays[0].dtype)
     if number is None or any([row.dtype != arrays[0].dtype or row.ndim != 1 for row in arrays]):
         raise_for(BAD_INPUT, "rows are all str, all bytes, or 1-d arrays of one numeric dtype")
-    return number, _variable([row.tobytes() for row in arrays], itemsize(number))
+    return number, _variable([row.tobytes() for row in arrays], itemsize(number), None)
 
 
 def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0, checked=False,
-                compressed=False):
+                compressed=False, search=LITERALS):
     """A whole PREDICT or REPLY frame of `rows`. Threads: any.
 
     rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of bytes, or of 1-d
     arrays that differ in length. confidence: n floats. status: n of 0 (fine) or 1 (failed), with `text` saying why.
-    compressed: str rows travel as an LZ4 block. Raises BAD_INPUT.
+    compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
     """
     cdef int flags = 0
     if isinstance(rows, np.ndarray):
@@ -530,7 +554,7 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
             raise_for(BAD_INPUT, f"no rows of the wire: an array of {rows.dtype}, shape {rows.shape}")
     else:
         rows = list(rows)
-        (dtype, payload), shape = _list_payload(rows, compressed), (0,)
+        (dtype, payload), shape = _list_payload(rows, search if compressed else None), (0,)
         flags = VARIABLE | (COMPRESSED if compressed else 0)
     if confidence is not None:
         flags |= CONFIDENCE

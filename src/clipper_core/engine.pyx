@@ -12,6 +12,7 @@ from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes_free, lanes_new, lanes_wake, row_end,
                                 task_of, ticket_of)
 from clipper_core.link cimport Link, link_free, link_room, link_sent
+from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
                                    relaxed, release, seq_cst, u8, u32, u64)
 from clipper_core.prediction cimport TAG_NONE, Value
@@ -20,7 +21,7 @@ from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_ne
 from clipper_core.row_hash cimport variant_best
 from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, EXPECT, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
                                      engine_lost, engine_open, engine_received, engine_slot, engine_step, model_state_free)
-from clipper_core.status cimport CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
+from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
 
 import os
 
@@ -31,6 +32,8 @@ cdef enum:
     COMMANDS_MAX = 8192
     NEWS_MAX = 16384
 
+cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS), "full": (THOROUGH, THOROUGH)}   # near, far
+
 
 @cython.no_gc_clear                  # what __dealloc__ ends needs `delivery`
 cdef class Engine:
@@ -38,17 +41,21 @@ cdef class Engine:
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable length), frame_bytes_max,
     rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. `cache_policy` is clock or
-    sieve. With `manual_clock` time is what step is told (microseconds). Source: docs/architecture.md, "Flow".
+    sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it
+    gets). With `manual_clock` time is what step is told (microseconds). Raises BAD_INPUT: no such policy or compression.
+    Source: docs/architecture.md, "Flow".
     """
 
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock", u64 tasks_max=1 << 20,
                   u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
                   u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
-                  u64 hello_ms=10000, bint manual_clock=False, seed=None):
+                  u64 hello_ms=10000, bint manual_clock=False, seed=None, str compression="auto"):
         cdef EngineState* e
         cdef Policy policy = policy_of(cache_policy)
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
         cdef u64 now = 0 if manual_clock else monotonic_us()
+        if compression not in _searches:
+            raise_for(BAD_INPUT, f"compression is one of {', '.join(_searches)}, not {compression!r}")
         self.delivery = Delivery()
         self.models = []
         self.limits = {"models_max": models_max, "tasks_max": tasks_max, "links_max": min(links_max, LINKS_MAX - 2)}
@@ -62,6 +69,7 @@ cdef class Engine:
         e.limits.rows_max = rows_max
         e.limits.output_bytes_max = output_bytes_max
         e.links_max = self.limits["links_max"]
+        e.search_near, e.search_far = _searches[compression]
         e.heartbeat_us = heartbeat_ms * 1000
         e.hello_us = hello_ms * 1000
         e.chores_us = now
@@ -229,9 +237,12 @@ cdef class Engine:
         """Decide everything that is due; -> when to step again at the latest (us)."""
         return engine_step(self.state, now_us)
 
-    def open(self, u64 now_us):
-        """A connection came; -> its number, 0 when links_max is reached."""
-        return engine_open(self.state, -1, now_us)
+    def open(self, u64 now_us, *, bint remote=False):
+        """A connection came, `remote` if from another host; -> its number, 0 when links_max is reached."""
+        cdef u32 conn = engine_open(self.state, -1, now_us)
+        if conn:
+            engine_link(self.state, conn).remote = remote
+        return conn
 
     def receive(self, u32 conn, bytes data, u64 now_us):
         """Bytes from connection `conn`; False: they are no frames, close it."""

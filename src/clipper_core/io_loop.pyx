@@ -41,8 +41,15 @@ cdef extern from *:
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
     }
+    static inline bool clipper_is_remote(int fd) {
+        int domain = AF_UNIX;
+        socklen_t n = sizeof domain;
+        getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n);
+        return domain != AF_UNIX;
+    }
     """
     void clipper_no_delay(int fd) noexcept nogil
+    bint clipper_is_remote(int fd) noexcept nogil
 
 cdef enum:
     EVENTS_MAX = 256
@@ -118,6 +125,7 @@ cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept 
             close(fd)
             continue
         clipper_no_delay(fd)
+        engine_link(e, conn).remote = clipper_is_remote(fd)
         _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
 
 

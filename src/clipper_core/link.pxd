@@ -18,6 +18,8 @@ cdef struct Link:
     bint queued                 # its conn is already in the engine's list of writers
     bint closing                # close it once tx has left
     bint checked                # CRC over payloads too
+    bint remote                 # the mover's: it may lead to another host
+    u8 search                   # of its strings, for LZ4 (lz4.pxd); LITERALS: they travel as they are
     u8 protocol                 # 0 before HELLO, then 1 or 2
     int fd                      # the mover's; -1 without one
     bint waits_out              # the mover's: EPOLLOUT is asked for

@@ -4,13 +4,14 @@ from libc.string cimport memcpy, memset
 
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
 from clipper_core.clock_cache cimport cache_fill
-from clipper_core.codec cimport (CHECKED, FAILURE, HEADER_BYTES, PREDICT, VARIABLE, Rows, crc32,
-                                 header_encode, rows_open, v1_bound, v1_encode, variable_encode,
-                                 variable_payload_bytes)
+from clipper_core.codec cimport (CHECKED, COMPRESSED, FAILURE, HEADER_BYTES, PREDICT, VARIABLE, Rows, compressed_bound,
+                                 compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress, v1_encode,
+                                 variable_encode, variable_payload_bytes)
 from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.lane cimport Task, lane_requeue, row_end, row_found, task_needed, task_of, task_row
 from clipper_core.link cimport link_next_bare, link_send, link_send_owned
+from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.machine cimport aligned_new, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, Value, blob_new, value_drop
 from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
@@ -20,6 +21,9 @@ cdef extern from *:
     static const unsigned char clipper_zeros[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     """
     const u8* ZEROS "clipper_zeros"
+
+cdef enum:
+    SEGMENT_BYTES = 1400        # what one TCP segment carries: making less of it smaller saves nothing
 
 
 cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
@@ -146,7 +150,8 @@ cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
 
 
 cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
-    cdef u64 payload_bytes = variable_payload_bytes(batch.n, _gather(r, lanes, batch))
+    cdef u64 data_bytes = _gather(r, lanes, batch)
+    cdef u64 payload_bytes = variable_payload_bytes(batch.n, data_bytes)
     cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
     cdef u8* frame
     if payload_bytes > r.link.limits.payload_bytes_max:
@@ -155,18 +160,42 @@ cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch*
     if frame == NULL:
         return NO_MEMORY
     variable_encode(batch.n, r.rows.data(), r.row_bytes.data(), itemsize(spec.dtype), frame + HEADER_BYTES)
+    if spec.dtype == STR and _is_searched(r, data_bytes):
+        frame = _compressed(r, &header, frame, data_bytes)
     if r.link.checked:
         header.flags |= CHECKED
-        header.payload_crc = crc32(0, frame + HEADER_BYTES, payload_bytes)
+        header.payload_crc = crc32(0, frame + HEADER_BYTES, header.payload_bytes)
     header_encode(&header, frame)
-    link_send_owned(r.link, frame, HEADER_BYTES + payload_bytes)
+    link_send_owned(r.link, frame, HEADER_BYTES + header.payload_bytes)
     return OK
 
 
+cdef bint _is_searched(const Replica* r, u64 text_bytes) noexcept nogil:
+    return r.link.search != LITERALS and SEGMENT_BYTES <= text_bytes <= LZ4_BYTES_MAX
+
+
+cdef u8* _compressed(Replica* r, Header* header, u8* frame, u64 data_bytes) noexcept nogil:
+    """The frame with its strings as an LZ4 block; as it was when that is no smaller, or memory is out."""
+    cdef u8* packed = <u8*> malloc(HEADER_BYTES + compressed_bound(header.rows, data_bytes))
+    cdef u64 payload_bytes
+    if packed == NULL:
+        return frame
+    payload_bytes = compressed_encode(header.rows, frame + HEADER_BYTES, data_bytes, r.link.search, packed + HEADER_BYTES)
+    if payload_bytes >= header.payload_bytes:
+        free(packed)
+        return frame
+    free(frame)
+    header.flags |= COMPRESSED
+    header.payload_bytes = payload_bytes
+    return packed
+
+
 cdef Status _send_v1(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch) noexcept nogil:
-    cdef u64 bound = v1_bound(r.v1_format, batch.n, _gather(r, lanes, batch))
+    cdef u64 data_bytes = _gather(r, lanes, batch)
+    cdef u64 bound = v1_bound(r.v1_format, batch.n, data_bytes)
     cdef u64 n
     cdef u8* message
+    cdef u8* packed = NULL
     if bound > r.link.limits.payload_bytes_max:
         return TOO_LARGE
     message = <u8*> malloc(bound)
@@ -176,6 +205,12 @@ cdef Status _send_v1(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch
     if n == 0:
         free(message)
         return TOO_LARGE
+    if spec.dtype == STR and _is_searched(r, data_bytes):
+        packed = <u8*> malloc(bound)
+    if packed != NULL:
+        n = v1_compress(message, n, r.link.search, packed)
+        free(message)
+        message = packed
     link_send_owned(r.link, message, n)
     return OK
 

@@ -81,6 +81,7 @@ cdef cppclass EngineState:
     DeliveryState* delivery
     Limits limits
     u64 links_max
+    u8 search_near, search_far  # of strings, for LZ4: on links of this host, and on remote ones
     u64 heartbeat_us
     u64 hello_us                # a connection that says nothing is closed after this
     ModelState** models

@@ -247,6 +247,7 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
         return
     slot.link.limits = e.limits
     slot.link.checked = command.checked
+    slot.link.search = e.search_far if slot.link.remote else e.search_near
     slot.replica = replica_new(slot.link, &model.tally, command.number)
     if slot.replica == NULL:
         _close_soon(e, slot)

@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 V1_HEAD_BYTES: int
-LZ4_BYTES_MAX: int
-LZ4_GROWTH_MAX: int
 
 class V1(IntEnum):
     V1_I32 = 1
@@ -20,10 +18,8 @@ class V1(IntEnum):
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
-def encode_v1(format: int, rows: Iterable[Any]) -> bytes: ...
+def encode_v1(format: int, rows: Iterable[Any], search: int = 0) -> bytes: ...
 def message_bytes_v1(head: _Bytes, *, bytes_max: int = 67108864, rows_max: int = 1048576) -> int: ...
 def decode_v1(
     message: _Bytes, *, bytes_max: int = 67108864, rows_max: int = 1048576
 ) -> list[NDArray[np.int32] | NDArray[np.float64]] | list[bytes] | list[str]: ...
-def encode_lz4(data: _Bytes) -> bytes: ...
-def decode_lz4(block: _Bytes | NDArray[np.uint8], size: int) -> bytes: ...

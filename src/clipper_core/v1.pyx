@@ -1,11 +1,10 @@
-"""The design document's version 1 batches, byte for byte, and the LZ4 blocks that carry strings (docs/wire.md).
+"""The design document's version 1 batches, byte for byte (docs/wire.md).
 
 Version 1 has no magic, no checksum and no alignment, so all that protects a reader are its lengths: each is compared
 with what is left, and with a named limit, before it is believed.
 
-LZ4 is written as one run of literals, a valid block that any LZ4 library opens, at the speed of memcpy: searching for
-matches runs at a tenth of the speed of a local socket, and the strings of predictions are short. Reading takes any
-block (the format: Yann Collet, lz4_Block_format.md), and only into room of the announced size.
+Strings are first written as one run of literals, a valid LZ4 block at the speed of memcpy; `v1_compress` searches them for
+matches when they go to another host.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy, memset
@@ -14,7 +13,13 @@ from libcpp.vector cimport vector
 import numpy as np
 
 from clipper_core.dtype cimport BYTES, F64, I32, STR, U8
+from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX, LZ4_GROWTH_MAX, Cursor, lz4_bound, lz4_encode, lz4_literals
 from clipper_core.status cimport BAD_FRAME, BAD_INPUT, OK, TOO_LARGE, raise_for
+
+from clipper_core.lz4 import decode_lz4
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 cdef struct V1Batch:                  # a batch whose lengths are all checked
     int format
@@ -23,9 +28,6 @@ cdef struct V1Batch:                  # a batch whose lengths are all checked
     u64 text_bytes                    # V1_STR: of all strings, uncompressed
     const u8* content
     u64 content_bytes
-
-cdef enum:
-    LZ4_MATCH_MIN = 4
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ cdef bint _are_v1_rows(int format, u32 n, const u32* row_bytes, u64* total) noex
     if item == 0:
         return False
     for i in range(n):
-        if row_bytes[i] % item or (format <= V1_U8 and row_bytes[i] != row_bytes[0]):
+        if row_bytes[i] & (item - 1) or (format <= V1_U8 and row_bytes[i] != row_bytes[0]):
             return False
         total[0] += row_bytes[i]
     return format != V1_STR or total[0] <= LZ4_BYTES_MAX
@@ -99,12 +101,30 @@ cdef u64 v1_encode(int format, u32 n, const void** rows, const u32* row_bytes, u
     if format == V1_STR:
         for i in range(n):
             out = _put_u32(out, row_bytes[i])
-        out = _lz4_announce(total, out)
+        out = lz4_literals(total, out)
+    if V1_VAR_I32 <= format <= V1_VAR_U8:
+        return _v1_variable(n, rows, row_bytes, item, out) - start
     for i in range(n):
-        if V1_VAR_I32 <= format <= V1_VAR_U8:
-            out = _put_u32(out, row_bytes[i] // item)
         out = _put(out, rows[i], row_bytes[i])
     return out - start
+
+
+cdef u8* _v1_variable(u32 n, const void** rows, const u32* row_bytes, u32 item, u8* out) noexcept nogil:
+    cdef u32 i
+    for i in range(n):
+        out = _put(_put_u32(out, row_bytes[i] // item), rows[i], row_bytes[i])
+    return out
+
+
+cdef u64 v1_compress(const u8* message, u64 nbytes, u32 search, u8* out) noexcept nogil:
+    cdef u32 i, n = _u32_at(message + 1)
+    cdef u64 fixed = V1_HEAD_BYTES + <u64> n * sizeof(u32), total = 0, block
+    for i in range(n):
+        total += _u32_at(message + V1_HEAD_BYTES + <u64> i * sizeof(u32))
+    memcpy(out, message, fixed)
+    block = lz4_encode(message + nbytes - total, total, search, out + fixed)
+    _put_u32(out + V1_HEAD_BYTES - sizeof(u32), <u32> (fixed - V1_HEAD_BYTES + block))
+    return fixed + block
 
 
 cdef u32 _u32_at(const u8* bytes) noexcept nogil:
@@ -175,101 +195,18 @@ cdef Status _v1_open_text(u64 bytes_max, V1Batch* out) noexcept nogil:
     return OK if out.text_bytes // LZ4_GROWTH_MAX <= out.content_bytes - <u64> out.n * sizeof(u32) else BAD_FRAME
 
 
-# -- LZ4 ---------------------------------------------------------------------------------------------------------------
-
-cdef u64 lz4_bound(u64 n) noexcept nogil:
-    return 1 + n + ((n - 15) // 255 + 1 if n >= 15 else 0)
-
-
-cdef u8* _lz4_announce(u64 n, u8* out) noexcept nogil:
-    """The start of a block of n literals, which follow."""
-    if n < 15:
-        out[0] = <u8> (n << 4)
-        return out + 1
-    out[0] = 0xF0
-    n -= 15
-    memset(out + 1, 255, n // 255)
-    out += 1 + n // 255
-    out[0] = <u8> (n % 255)
-    return out + 1
-
-
-cdef u64 lz4_store(const u8* data, u64 n, u8* out) noexcept nogil:
-    return _put(_lz4_announce(n, out), data, n) - out
-
-
-cdef bint _lz4_length(Cursor* block, u64* length) noexcept nogil:
-    """Adds the bytes that continue a length of 15. A block of n bytes cannot say more than 255 n: no overflow."""
-    cdef u8 more
-    while True:
-        if block.left == 0:
-            return False
-        more = block.at[0]
-        block.at += 1
-        block.left -= 1
-        length[0] += more
-        if more != 255:
-            return True
-
-
-cdef void _lz4_repeat(u8* out, u64 distance, u64 n) noexcept nogil:
-    """n bytes that repeat those `distance` before. The source stays, so what may be copied at once doubles."""
-    cdef const u8* source = out - distance
-    cdef u64 some
-    while n:
-        some = min(n, <u64> (out - source))
-        memcpy(out, source, some)
-        out += some
-        n -= some
-
-
-cdef Status lz4_decode(const u8* block, u64 n, u8* out, u64 out_bytes) noexcept nogil:
-    cdef Cursor cursor
-    cdef u64 length, distance, token, made = 0
-    cursor.at = block
-    cursor.left = n
-    while cursor.left:
-        token = cursor.at[0]
-        cursor.at += 1
-        cursor.left -= 1
-        length = token >> 4
-        if length == 15 and not _lz4_length(&cursor, &length):
-            return BAD_FRAME
-        if length > cursor.left or length > out_bytes - made:
-            return BAD_FRAME
-        _put(out + made, cursor.at, length)
-        made += length
-        cursor.at += length
-        cursor.left -= length
-        if cursor.left == 0:          # a block ends with literals, and only there is the match missing
-            return OK if made == out_bytes else BAD_FRAME
-        if cursor.left < 2:
-            return BAD_FRAME
-        distance = cursor.at[0] | <u64> cursor.at[1] << 8
-        cursor.at += 2
-        cursor.left -= 2
-        length = token & 15
-        if length == 15 and not _lz4_length(&cursor, &length):
-            return BAD_FRAME
-        length += LZ4_MATCH_MIN
-        if distance == 0 or distance > made or length > out_bytes - made:
-            return BAD_FRAME
-        _lz4_repeat(out + made, distance, length)
-        made += length
-    return BAD_FRAME
-
-
 # -- the Python door ---------------------------------------------------------------------------------------------------
 
 cdef dict _dtypes = {V1_I32: np.dtype("<i4"), V1_F64: np.dtype("<f8"), V1_U8: np.dtype("u1"),
                      V1_VAR_I32: np.dtype("<i4"), V1_VAR_F64: np.dtype("<f8"), V1_VAR_U8: np.dtype("u1")}
 
 
-cdef bytes _row(int format, object row):
+cdef object _row(int format, object row):
+    """What the row's bytes are taken from: a str, or bytes."""
     if isinstance(row, str):
         if format != V1_STR:
             raise_for(BAD_INPUT, f"a str row in a version 1 batch of format {format}")
-        return row.encode()
+        return row
     if format == V1_STR:
         raise_for(BAD_INPUT, f"a version 1 batch of strings takes str, got {type(row).__name__}")
     if isinstance(row, bytes):
@@ -277,11 +214,11 @@ cdef bytes _row(int format, object row):
     return np.asarray(row, _dtypes[format]).tobytes()
 
 
-def encode_v1(int format, rows):
+def encode_v1(int format, rows, u32 search=LITERALS):
     """One version 1 batch. Threads: any.
 
     format: 1..7, see V1. rows: sequence of str (V1_STR), of bytes (the row's elements, little-endian), or of what
-    numpy makes an array of the format's type of: i32, f64 or u8, one dimension.
+    numpy makes an array of the format's type of: i32, f64 or u8, one dimension. search: of strings, see lz4.Search.
     Raises BAD_INPUT: no such format; rows of another type; rows of a fixed format that differ in length.
     """
     if _v1_item(format) == 0:
@@ -290,17 +227,28 @@ def encode_v1(int format, rows):
     cdef u32 n = <u32> len(pieces)
     cdef vector[const void*] at
     cdef vector[u32] sizes
-    cdef u64 total = 0, written
-    cdef bytes piece, out
+    cdef u64 total = 0, bound, written
+    cdef Py_ssize_t size
+    cdef bytes out, packed
+    at.reserve(n)
+    sizes.reserve(n)
     for piece in pieces:
-        at.push_back(PyBytes_AS_STRING(piece))
-        sizes.push_back(<u32> PyBytes_GET_SIZE(piece))
-        total += sizes.back()
-    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> v1_bound(format, n, total))
-    written = v1_encode(format, n, at.data(), sizes.data(), <u8*> PyBytes_AS_STRING(out), PyBytes_GET_SIZE(out))
+        if format == V1_STR:
+            at.push_back(PyUnicode_AsUTF8AndSize(piece, &size))
+        else:
+            at.push_back(PyBytes_AS_STRING(piece))
+            size = PyBytes_GET_SIZE(piece)
+        sizes.push_back(<u32> size)
+        total += size
+    bound = v1_bound(format, n, total)
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> bound)
+    written = v1_encode(format, n, at.data(), sizes.data(), <u8*> PyBytes_AS_STRING(out), bound)
     if written == 0:
         raise_for(BAD_INPUT, f"the rows do not fit format {format}: partial elements, or fixed rows of two lengths")
-    return out
+    if format != V1_STR or search == LITERALS:
+        return out
+    packed = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> bound)
+    return packed[:v1_compress(<const u8*> PyBytes_AS_STRING(out), written, search, <u8*> PyBytes_AS_STRING(packed))]
 
 
 def message_bytes_v1(head, *, u64 bytes_max=64 << 20, u32 rows_max=1 << 20):
@@ -364,43 +312,3 @@ cdef list _texts(bytes raw, const V1Batch* batch):
             raise_for(BAD_FRAME, f"string {i} of a version 1 batch is no UTF-8")
         at += nbytes
     return rows
-
-
-def encode_lz4(data):
-    """`data` as one LZ4 block of literals: no search, not smaller. Threads: any.
-
-    Raises TOO_LARGE: more than LZ4_BYTES_MAX bytes.
-    """
-    cdef bytes raw = bytes(data)
-    cdef u64 n = PyBytes_GET_SIZE(raw)
-    if n > LZ4_BYTES_MAX:
-        raise_for(TOO_LARGE, f"an LZ4 block holds at most {LZ4_BYTES_MAX} bytes, not {n}")
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> lz4_bound(n))
-    cdef const u8* source = <const u8*> PyBytes_AS_STRING(raw)
-    cdef u8* target = <u8*> PyBytes_AS_STRING(out)
-    with nogil:
-        lz4_store(source, n, target)
-    return out
-
-
-def decode_lz4(block, u64 size):
-    """The `size` bytes that an LZ4 block holds. Threads: any.
-
-    Nothing is reserved for a size that no block of this length can hold, so a block cannot ask for more than 255 times
-    its own bytes; a limit of your own is yours to check before. Raises BAD_FRAME: damaged, or it holds another number
-    of bytes; TOO_LARGE: more than LZ4_BYTES_MAX.
-    """
-    cdef bytes raw = bytes(block)
-    cdef u64 n = PyBytes_GET_SIZE(raw)
-    cdef Status status
-    if size > LZ4_BYTES_MAX:
-        raise_for(TOO_LARGE, f"an LZ4 block holds at most {LZ4_BYTES_MAX} bytes, not {size}")
-    if size // LZ4_GROWTH_MAX > n:
-        raise_for(BAD_FRAME, f"an LZ4 block of {n} bytes cannot hold {size}")
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> size)
-    cdef const u8* source = <const u8*> PyBytes_AS_STRING(raw)
-    cdef u8* target = <u8*> PyBytes_AS_STRING(out)
-    with nogil:
-        status = lz4_decode(source, n, target, size)
-    raise_for(status, f"damaged LZ4 block of {n} bytes, announced as {size}")
-    return out

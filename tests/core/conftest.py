@@ -20,7 +20,7 @@ class Container:
 
     def __init__(self, world: "World", model: Model, **attach: Any) -> None:
         self.world, self.model = world, model
-        self.conn = world.engine.open(world.now_us)
+        self.conn = world.engine.open(world.now_us, remote=attach.pop("remote", False))
         assert self.conn
         self.send(encode_frame(Kind.HELLO, b"hello"))
         options: dict[str, Any] = {"mode": STATIC, "size_max": 64} | attach

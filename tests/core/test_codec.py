@@ -16,7 +16,7 @@ from typing import Any
 import lz4.block
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper_core.codec import (
@@ -32,8 +32,9 @@ from clipper_core.codec import (
     open_rows,
 )
 from clipper_core.dtype import NAMES, DType
+from clipper_core.lz4 import decode_lz4
 from clipper_core.status import Status, error_for
-from clipper_core.v1 import V1, decode_lz4, decode_v1, encode_lz4, encode_v1, message_bytes_v1
+from clipper_core.v1 import V1, decode_v1, encode_v1, message_bytes_v1
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 FRAMES = json.loads((VECTORS / "frames.json").read_text())
@@ -450,93 +451,7 @@ def test_version_1_limits() -> None:
                     decode_v1(struct.pack("<BII", kind, count, number) + b"\xff" * 21, rows_max=2**32 - 1)
 
 
-# -- LZ4 and CRC
-
-
-def lz4_twin(block: bytes) -> tuple[bytes, bool]:
-    """The format, byte by byte: what it holds, and whether every match lies inside. Raises IndexError, ValueError."""
-    out, at, good = bytearray(), 0, True
-
-    def length(nibble: int) -> int:
-        nonlocal at
-        total = nibble
-        while nibble == 15:
-            at += 1
-            total += block[at - 1]
-            if block[at - 1] != 255:
-                break
-        return total
-
-    while True:
-        token, at = block[at], at + 1
-        size = length(token >> 4)
-        if size > len(block) - at:
-            raise ValueError("literals")
-        out += block[at : at + size]
-        at += size
-        if at == len(block):
-            return bytes(out), good
-        distance, at = block[at] | block[at + 1] << 8, at + 2
-        size = length(token & 15) + 4
-        good = good and 0 < distance <= len(out)
-        for _ in range(size):
-            out.append(out[-distance] if good else 0)
-
-
-@given(st.binary(max_size=600))
-def test_lz4_blocks_of_ours_are_read_by_lz4(data: bytes) -> None:
-    block = encode_lz4(data)
-    assert lz4.block.decompress(block, uncompressed_size=len(data)) == data
-    assert decode_lz4(block, len(data)) == data
-    assert lz4_twin(block) == (data, True)
-
-
-@settings(max_examples=200)
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.integers(1, 400)), max_size=8))
-def test_lz4_blocks_of_lz4_are_read(runs: list[tuple[bytes, int]]) -> None:
-    data = b"".join(piece * times for piece, times in runs)
-    block = lz4.block.compress(data, store_size=False)
-    assert decode_lz4(block, len(data)) == data
-    for size in (len(data) - 1, len(data) + 1):
-        if size >= 0:
-            with refused():
-                decode_lz4(block, size)
-    for end in range(len(block)):
-        with refused():
-            decode_lz4(block[:end], len(data))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_hostile_lz4_blocks(seed: int) -> None:
-    """Any bytes open to what the twin says, or are refused where it refuses or says another size."""
-    rng = random.Random(seed)
-    accepted = 0
-    for _ in range(5000):
-        tokens = (0x00, 0x10, 0x1F, 0x20, 0x40, 0xF0, 0xFF, 1, 2, 255, rng.randrange(256))
-        block = bytes(rng.choice(tokens) for _ in range(rng.randrange(24)))
-        try:
-            wanted, good = lz4_twin(block)
-        except (IndexError, ValueError):
-            with refused():
-                decode_lz4(block, rng.randrange(255 * len(block) + 1))
-            continue
-        if not good:
-            with refused():
-                decode_lz4(block, len(wanted))
-            continue
-        accepted += 1
-        assert decode_lz4(block, len(wanted)) == wanted
-        with refused():
-            decode_lz4(block, len(wanted) + rng.choice((1, 4, 255)))
-    assert accepted > 100
-
-
-def test_a_bomb_reserves_nothing() -> None:
-    for size in (2**20, 2**30, 0x7E000000):
-        with refused():
-            decode_lz4(b"\x1fa\x01\x00" + b"\xff" * 100 + b"\x00\x00", size)
-    with refused(Status.TOO_LARGE):
-        decode_lz4(b"\x00", 2**63)
+# -- CRC
 
 
 @given(st.binary(max_size=300), st.binary(max_size=40))

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import lz4.block
 import numpy as np
 import pytest
 
-from clipper_core.codec import Kind, encode_frame, encode_rows
-from clipper_core.status import Status
+from clipper_core.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows
+from clipper_core.engine import Engine
+from clipper_core.status import Status, error_for
+from clipper_core.v1 import decode_v1, encode_v1
 
 World = Any  # tests/core/conftest.py
 
@@ -173,3 +176,86 @@ def test_confidence_comes_with_the_output(world: World) -> None:
     futures = in_flight(world, model, container, [1.0, 2.0])
     assert container.send(reply_of(container, np.array([3.0, 4.0]), confidence=[0.25, 0.5]))
     assert [(future.result(), future.confidence()) for future in futures] == [(3.0, 0.25), (4.0, 0.5)]
+
+
+# -- strings on the wire
+
+TEXTS = [f"the same words again and again, {i} times, and ümlauts" for i in range(100)]
+NOISE = ["".join(map(chr, np.random.default_rng(i).integers(0x4E00, 0x9FFF, 40))) for i in range(100)]
+ROADS = [  # compression, remote, what a batch of many like strings becomes
+    ("auto", False, "plain"),
+    ("auto", True, "quick"),
+    ("none", False, "plain"),
+    ("none", True, "plain"),
+    ("full", False, "thorough"),
+    ("full", True, "thorough"),
+]
+
+
+def sent(new_world: Any, texts: list[str], compression: str, remote: bool, **attach: Any) -> bytes:
+    """What goes to a container when these strings are asked about at once; all end in the end."""
+    world = new_world(compression=compression)
+    model = world.model("str", cached=False)
+    container = world.container(model, size_max=len(texts), remote=remote, **attach)
+    futures = [model.predict(text, 10) for text in texts]
+    world.step()
+    frame: bytes = world.engine.outgoing(container.conn, world.now_us)
+    world.pass_deadline(20_000)
+    assert {future.status() for future in futures} == {Status.DEADLINE}
+    return frame
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(("compression", "remote", "how"), ROADS)
+def test_strings_travel_as_their_road_asks(new_world: Any, compression: str, remote: bool, how: str, checked: bool) -> None:
+    frame = sent(new_world, TEXTS, compression, remote, checked=checked)
+    header, payload = decode_header(frame), frame[64:]
+    assert header is not None
+    assert len(payload) == header.payload_bytes
+    assert bool(header.flags & Flag.COMPRESSED) == (how != "plain")
+    search = {"plain": {}, "quick": {"compressed": True, "search": 8}, "thorough": {"compressed": True, "search": 1}}[how]
+    fields = {"id": header.id, "time_us": header.time_us, "checked": checked}
+    assert frame == encode_rows(Kind.PREDICT, TEXTS, **fields, **search)
+    assert open_rows(header, payload).data.tobytes() == "".join(TEXTS).encode()
+    if how != "plain":
+        size = int.from_bytes(payload[400:408], "little")
+        text = lz4.block.decompress(payload[408 : 408 + size], uncompressed_size=len("".join(TEXTS).encode()))
+        assert text.decode() == "".join(TEXTS)
+
+
+@pytest.mark.parametrize(("compression", "remote", "how"), ROADS)
+def test_strings_of_protocol_1(new_world: Any, compression: str, remote: bool, how: str) -> None:
+    """Always one LZ4 block, for the format knows no other."""
+    message = sent(new_world, TEXTS, compression, remote, protocol=1)
+    assert message == encode_v1(7, TEXTS, {"plain": 0, "quick": 8, "thorough": 1}[how])
+    assert decode_v1(message) == TEXTS
+    text = lz4.block.decompress(message[9 + 400 :], uncompressed_size=len("".join(TEXTS).encode()))
+    assert text.decode() == "".join(TEXTS)
+
+
+@pytest.mark.parametrize("texts", [NOISE, TEXTS[:20]], ids=["noise", "one segment"])
+@pytest.mark.parametrize("compression", ["auto", "full"])
+def test_what_gains_nothing_travels_as_it_is(new_world: Any, texts: list[str], compression: str) -> None:
+    frame = sent(new_world, texts, compression, True)
+    header = decode_header(frame)
+    assert header is not None
+    assert frame == encode_rows(Kind.PREDICT, texts, id=header.id, time_us=header.time_us)
+
+
+def test_only_strings_are_compressed(new_world: Any) -> None:
+    world = new_world(compression="full")
+    octets, numbers = world.model("bytes", cached=False), world.model("f64", (-1,), cached=False)
+    for model, row in ((octets, bytes(5000)), (numbers, np.zeros(700))):
+        container = world.container(model, remote=True)
+        future = model.predict(row, 10)
+        world.step()
+        header = decode_header(world.engine.outgoing(container.conn, world.now_us))
+        assert header is not None
+        assert not header.flags & Flag.COMPRESSED
+        world.pass_deadline(20_000)
+        assert future.status() == Status.DEADLINE
+
+
+def test_no_such_compression() -> None:
+    with pytest.raises(type(error_for(Status.BAD_INPUT, "")), match="auto, none, full, not 'zip'"):
+        Engine(compression="zip")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from contextlib import ExitStack
 
 import numpy as np
@@ -46,8 +47,8 @@ def memory(server, names):
 # -- real processes that dial in
 
 
-def dial(address, folder, *options, token):
-    (folder / "doubler.py").write_text("def double(xs):\n    return xs.sum(axis=1) * 2\n")
+def dial(address, folder, *options, token, answer="xs.sum(axis=1) * 2"):
+    (folder / "doubler.py").write_text(f"import zlib\ndef double(xs):\n    return {answer}\n")
     words = [sys.executable, "-m", "clipper_container", "serve", "doubler:double", "--connect", address]
     words += ["--name", "doubler", "--input", "f64[4]", "--code", str(folder), *options]
     return subprocess.Popen(words, env={**os.environ, "CLIPPER_TOKEN": token}, stderr=subprocess.PIPE, text=True)
@@ -69,6 +70,21 @@ def test_a_container_dials_in(address, protocol, tmp_path):
         process.communicate(timeout=10)
         assert process.returncode == 0
         wait_until(lambda: server.stats()["models"]["doubler:1"]["replicas"] == [])
+
+
+@pytest.mark.parametrize("protocol", ["2", "1"])
+@pytest.mark.parametrize(("address", "compression"), [("tcp://127.0.0.1:0", "auto"), ("unix", "full"), ("unix", "auto")])
+def test_strings_come_through_however_they_are_compressed(address, compression, protocol, tmp_path):
+    texts = [f"grüße {i % 7} " * (i % 40) for i in range(500)]
+    with clipper.start(address=address, compression=compression, heartbeat_ms=100, drain_s=0.2) as server:
+        options = ("--protocol", protocol, "--input", "str")
+        answer = "[float(zlib.crc32(x.encode())) for x in xs]"
+        process = dial(server.address, tmp_path, *options, token=server.token, answer=answer)
+        wait_until(lambda: "doubler:1" in server.stats()["models"])
+        answers = server.model("doubler").predict_many(texts, slo_ms=20_000).result(20)
+        assert list(answers) == [float(zlib.crc32(text.encode())) for text in texts]
+        process.terminate()
+        process.communicate(timeout=10)
 
 
 def test_a_wrong_token_is_told_so(server, tmp_path):
