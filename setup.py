@@ -13,8 +13,8 @@ WARNINGS = ["-Wall", "-Wextra", *(f"-Wno-{name}" for name in QUIET)]
 FLAGS = {
     "release": ["-O2", "-mavx2", "-mbmi2"] if os.uname().machine == "x86_64" else ["-O2"],
     "debug": ["-O0", "-g", "-fno-omit-frame-pointer"],
-    "tsan": ["-O0", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
-    "asan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    "tsan": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=thread"],
+    "asan": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
     "coverage": ["-O0", "-g", "--coverage"],
 }[BUILD]
 CHECKED = BUILD in ("debug", "asan")
@@ -34,6 +34,7 @@ setup(
     ext_modules=cythonize(
         core,
         include_path=["src"],
+        build_dir=None if BUILD == "release" else f"build/{BUILD}-cpp",  # what is generated differs: it must not be mistaken
         nthreads=os.cpu_count() or 1,
         compiler_directives={
             "language_level": "3",

@@ -132,7 +132,8 @@ cdef u64 lz4_encode(const u8* data, u64 n, u32 search, u8* out) noexcept nogil:
             at += length
             literals = at
             tries = search << WIDEN_BITS
-            table[_hash(at - 2)] = <u32> (at - 2 - data)
+            if at <= end - SEARCH_LAST:         # else the search is over, and eight bytes there may reach beyond the end
+                table[_hash(at - 2)] = <u32> (at - 2 - data)
     return _copy(lz4_literals(end - literals, out), literals, end - literals) - start
 
 
