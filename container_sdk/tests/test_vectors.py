@@ -24,10 +24,12 @@ def read(data):
     """A version 2 frame: its header, and its rows or its payload."""
     header = wire.decode_header(data[:64], LIMIT)
     payload = np.frombuffer(data[64:], np.uint8)
+    if header.flags & Flag.SHARED:
+        return header, wire.open_runs(header, payload)
     if header.kind in (Kind.PREDICT, Kind.REPLY):
         return header, wire.open_rows(header, payload, LIMIT)
     wire.check_payload(header, payload)
-    return header, payload.tobytes()
+    return header, wire.open_region(payload) if header.kind == Kind.REGION else payload.tobytes()
 
 
 def read_v1(data):
@@ -55,6 +57,12 @@ def test_a_frame_means_what_it_says(vector):
     assert list(header.shape) == meaning["shape"]
     for field in ("rows", "id", "time_us", "payload_bytes", "payload_crc"):
         assert getattr(header, field) == meaning[field]
+    if header.flags & Flag.SHARED:
+        assert [list(run) for run in content] == meaning["runs"]
+        return
+    if header.kind == Kind.REGION:
+        assert content == (meaning["region"], meaning["region_rows"], meaning["row_bytes"])
+        return
     if not isinstance(content, Rows):
         expected = msgpack.packb(meaning["map"]) if "map" in meaning else meaning.get("text", "").encode()
         assert content == expected

@@ -49,6 +49,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
         Literal["auto", "none", "full"],
         _about("of strings on their way to a container: LZ4, quick, over TCP only; not at all; or as small as it gets"),
     ] = "auto"
+    shared_memory: Annotated[
+        bool, _about("containers of this host read large rows where they lie instead of over their socket")
+    ] = True
     heartbeat_ms: Annotated[
         int,
         _about(

@@ -77,6 +77,7 @@ class ClipperServer:
             config.limits.frame_bytes_max,
             self._seat_of,
             self._came_or_went,
+            shared_memory=config.server.shared_memory,
         )
         self._expected = Expected(self._expect, self._engine.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)

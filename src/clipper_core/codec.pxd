@@ -9,6 +9,8 @@ cpdef enum:
     HEADER_BYTES = 64
     WIRE_VERSION = 2
     DIMS_MAX = 4
+    REGION_BYTES = 24      # payload of REGION
+    RUN_BYTES = 16         # of each run in the payload of a SHARED batch
 
 cpdef enum Kind:
     HELLO = 1          # container -> server: who I am (msgpack map)
@@ -19,6 +21,7 @@ cpdef enum Kind:
     FAILURE = 6        # container -> server: the whole batch failed (UTF-8 text: the user's traceback)
     HEARTBEAT = 7      # both ways, empty
     GOODBYE = 8        # both ways, empty: no more batches; then closed
+    REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches will name
 
 cpdef enum Flag:
     VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
@@ -26,6 +29,7 @@ cpdef enum Flag:
     ROW_STATUS = 4     # u8 per row follows: 0 fine, 1 this row failed; then error text as UTF-8 to the end
     COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as u64
     CHECKED = 16       # payload_crc holds the CRC-32 of the payload
+    SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
 
 cdef struct Header:
     u8 kind

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 HEADER_BYTES: int
 WIRE_VERSION: int
 DIMS_MAX: int
+REGION_BYTES: int
+RUN_BYTES: int
 
 class Kind(IntEnum):
     HELLO = 1
@@ -18,6 +20,7 @@ class Kind(IntEnum):
     FAILURE = 6
     HEARTBEAT = 7
     GOODBYE = 8
+    REGION = 9
 
 class Flag(IntFlag):
     VARIABLE = 1
@@ -25,6 +28,7 @@ class Flag(IntFlag):
     ROW_STATUS = 4
     COMPRESSED = 8
     CHECKED = 16
+    SHARED = 32
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -72,6 +76,7 @@ def open_rows(
     rows_max: int = 1048576,
     output_bytes_max: int = 16777216,
 ) -> OpenRows: ...
+def open_runs(header: FrameHeader, payload: _Bytes) -> list[tuple[int, int, int]]: ...
 def encode_rows(
     kind: int,
     rows: NDArray[Any] | Iterable[str] | Iterable[bytes] | Iterable[NDArray[Any]],

@@ -14,6 +14,7 @@ Castagnoli's, which processors have an instruction for: zlib's is in the standar
 may be written in. Slicing-by-16 (Kounavis and Berry 2005; Stephan Brumme's tables) makes up for most of it.
 """
 from collections import namedtuple
+from struct import iter_unpack
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy, memset
@@ -70,7 +71,7 @@ cdef packed struct Wire:              # the header as it travels
 cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
-    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED
+    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED
 
 
 cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil:
@@ -150,7 +151,7 @@ cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* 
 cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
     """OK when the page allows such a header and the limits do."""
     cdef bint fits
-    if header.kind < HELLO or header.kind > GOODBYE or header.flags & ~FLAGS:
+    if header.kind < HELLO or header.kind > REGION or header.flags & ~FLAGS:
         return BAD_FRAME
     if header.payload_crc and not header.flags & CHECKED:
         return BAD_FRAME
@@ -168,6 +169,8 @@ cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
 cdef bint _is_control(const Header* header) noexcept nogil:
     if header.dtype or header.rank or header.rows or header.flags & ~CHECKED or _dims_used(header, 0):
         return False
+    if header.kind == REGION:
+        return header.payload_bytes == REGION_BYTES
     return header.payload_bytes == 0 or (header.kind != HEARTBEAT and header.kind != GOODBYE)
 
 
@@ -175,6 +178,9 @@ cdef bint _is_batch(const Header* header) noexcept nogil:
     if header.rows == 0 or itemsize(header.dtype) == 0 or header.rank > DIMS_MAX or _dims_used(header, header.rank):
         return False
     if header.flags & COMPRESSED and (header.kind != PREDICT or header.dtype != STR):
+        return False
+    if header.flags & SHARED and (header.kind != PREDICT or header.flags & ~(SHARED | CHECKED)
+                                  or header.payload_bytes == 0 or header.payload_bytes % RUN_BYTES):
         return False
     if header.flags & VARIABLE:
         return header.rank == 1 and header.dims[0] == 0
@@ -288,7 +294,7 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
     cdef Status status = _judge(header, limits)
     if status != OK:
         return status
-    if header.kind != PREDICT and header.kind != REPLY:
+    if (header.kind != PREDICT and header.kind != REPLY) or header.flags & SHARED:    # whose rows are elsewhere
         return BAD_FRAME
     cursor.at = payload
     cursor.left = header.payload_bytes
@@ -475,6 +481,19 @@ def open_rows(header, payload, *, u64 payload_bytes_max=64 << 20, u32 rows_max=1
             status = rows_open(&fields, start, &limits, &rows)
     raise_for(status, f"payload of {len(raw)} bytes, {'too large' if status == TOO_LARGE else 'damaged'}: {header}")
     return _open(raw, &fields, &rows, header.shape)
+
+
+def open_runs(header, payload):
+    """-> [(region, first row, rows), ...] of a SHARED batch whose header is `header`. Threads: any.
+
+    Raises BAD_FRAME. Whether a region has these rows is for whoever has mapped it to say.
+    """
+    cdef bytes raw = bytes(payload)
+    cdef list runs = [(run[0], run[2], run[1]) for run in iter_unpack("<IIQ", raw)] if len(raw) % RUN_BYTES == 0 else []
+    if (not header.flags & SHARED or not runs or 0 in [run[2] for run in runs] or sum([run[2] for run in runs]) != header.rows
+            or (header.flags & CHECKED and checksum(raw) != header.payload_crc)):
+        raise_for(BAD_FRAME, f"no runs of {header.rows} rows: {raw.hex(' ', 4)}")
+    return runs
 
 
 cdef object _view(bytes raw, const void* at, u64 n, object dtype):

@@ -153,9 +153,13 @@ cdef class Engine:
 
     # -- control: what Python's control thread says and hears
 
-    def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False, u32 mode=0,
+    def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False,
+               bint shared=False, u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
-        """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME."""
+        """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME.
+
+        shared: it can map rows; they are shared with it if its connection passes descriptors.
+        """
         cdef Command command
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
@@ -166,6 +170,7 @@ cdef class Engine:
         command.number = number
         command.protocol = protocol
         command.checked = checked
+        command.shared = shared
         command.batching.mode = mode
         command.batching.size_max = min(size_max, self.state.limits.rows_max)
         command.batching.step = step
@@ -237,11 +242,13 @@ cdef class Engine:
         """Decide everything that is due; -> when to step again at the latest (us)."""
         return engine_step(self.state, now_us)
 
-    def open(self, u64 now_us, *, bint remote=False):
-        """A connection came, `remote` if from another host; -> its number, 0 when links_max is reached."""
+    def open(self, u64 now_us, *, bint remote=False, bint passes=False):
+        """A connection came, `remote` if from another host; -> its number, 0 when links_max is reached. passes: it can hand over
+        descriptors."""
         cdef u32 conn = engine_open(self.state, -1, now_us)
         if conn:
             engine_link(self.state, conn).remote = remote
+            engine_link(self.state, conn).passes = passes
         return conn
 
     def receive(self, u32 conn, bytes data, u64 now_us):
@@ -261,8 +268,11 @@ cdef class Engine:
             done += taken
         return True
 
-    def outgoing(self, u32 conn, u64 now_us):
-        """All bytes that are to go to connection `conn`; they count as sent."""
+    def outgoing(self, u32 conn, u64 now_us, list passed=None):
+        """All bytes that are to go to connection `conn`; they count as sent.
+
+        passed: copies of the descriptors that go with them are added, in order; the caller closes them.
+        """
         cdef Link* link = engine_link(self.state, conn)
         cdef list pieces = []
         cdef u64 total = 0
@@ -270,6 +280,8 @@ cdef class Engine:
         if link == NULL:
             return b""
         link.queued = False
+        if passed is not None:
+            passed += [os.dup(link.passing[0][i].fd) for i in range(link.passing.size())]
         for i in range(link.tx_at, link.tx.size()):
             pieces.append(PyBytes_FromStringAndSize(<char*> link.tx[0][i].iov_base, <Py_ssize_t> link.tx[0][i].iov_len))
             total += link.tx[0][i].iov_len

@@ -5,11 +5,11 @@ from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
 from clipper_core.lane cimport loop_sleeps, loop_wakes
-from clipper_core.link cimport Link, link_room, link_sent, link_unsent
+from clipper_core.link cimport Link, link_pieces, link_room, link_sent, link_unsent
 from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
                                    EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
-                                   eventfd_drain, eventfd_signal, iovec, monotonic_us, relaxed, seq_cst,
-                                   timer_slack_min, u8)
+                                   eventfd_drain, eventfd_signal, monotonic_us, passes_descriptors, relaxed, send_pieces,
+                                   seq_cst, timer_slack_min, u8)
 from clipper_core.scheduler cimport (EngineState, engine_idle, engine_link, engine_lost, engine_open, engine_received,
                                      engine_step)
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
@@ -19,17 +19,8 @@ import os
 cdef extern from "<sys/socket.h>" nogil:
     int SOCK_NONBLOCK
     int SOCK_CLOEXEC
-    int MSG_NOSIGNAL
     int accept4(int fd, void* address, void* length, int flags) noexcept
     ssize_t recv(int fd, void* buffer, size_t n, int flags) noexcept
-    cdef struct msghdr:
-        void* msg_name
-        iovec* msg_iov
-        size_t msg_iovlen
-        void* msg_control
-        size_t msg_controllen
-        int msg_flags
-    ssize_t sendmsg(int fd, const msghdr* message, int flags) noexcept
 
 cdef extern from *:
     """
@@ -124,6 +115,7 @@ cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept 
         if conn == 0:
             close(fd)
             continue
+        engine_link(e, conn).passes = passes_descriptors(fd)
         clipper_no_delay(fd)
         engine_link(e, conn).remote = clipper_is_remote(fd)
         _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
@@ -145,18 +137,15 @@ cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
 
 cdef void _write(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nogil:
     cdef Link* link = engine_link(e, conn)
-    cdef msghdr message
     cdef ssize_t n = 0
+    cdef u64 pieces
+    cdef int passed
     if link == NULL:
         return
     link.queued = False
-    message.msg_name = message.msg_control = NULL
-    message.msg_controllen = 0
-    message.msg_flags = 0
     while link_unsent(link):
-        message.msg_iov = link.tx.data() + link.tx_at
-        message.msg_iovlen = min(link.tx.size() - link.tx_at, <size_t> PIECES_MAX)
-        n = sendmsg(link.fd, &message, MSG_NOSIGNAL)
+        pieces = link_pieces(link, &passed)
+        n = send_pieces(link.fd, link.tx.data() + link.tx_at, min(pieces, <u64> PIECES_MAX), passed)
         if n < 0:
             if errno == EINTR:
                 continue

@@ -21,6 +21,7 @@ from clipper_core.timer_wheel cimport Wheel
 cdef enum:
     LANES_MAX = 65535
     STATUSES = 17
+    SHARED_ROW_BYTES_MIN = 512      # smaller rows travel as fast over a socket (docs/design.md)
 
 cdef enum Phase:
     IDLE = 0
@@ -97,7 +98,8 @@ cdef inline u64 ticket_of(u32 lane, u64 pos) noexcept nogil:
 
 cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u64 tasks_max, u64 heap_bytes_max) noexcept nogil
 cdef void lanes_free(Lanes* lanes) noexcept nogil
-cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes, Tally* tally) noexcept nogil
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes, Tally* tally,
+                    bint shared=*) noexcept nogil      # shared: rows that containers may map, if that pays and can be had
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
                         u64 deadline_us, u64 now_us) noexcept nogil       # OK or FULL; key NULL: neither cached nor joined

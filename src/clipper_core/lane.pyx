@@ -71,14 +71,16 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
     free(lanes)
 
 
-cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes, Tally* tally) noexcept nogil:
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes, Tally* tally,
+                    bint shared=False) noexcept nogil:
     cdef Lane* lane
     if lanes.count >= LANES_MAX:
         return NULL
     lane = <Lane*> aligned_new(sizeof(Lane))
     if lane == NULL:
         return NULL
-    lane.ring = ring_new(rows, row_bytes, (sizeof(Task) + 63) & ~<u64> 63)
+    lane.ring = ring_new(rows, row_bytes, (sizeof(Task) + 63) & ~<u64> 63,
+                         shared and row_bytes >= SHARED_ROW_BYTES_MIN)
     if lane.ring == NULL:
         free(lane)
         return NULL

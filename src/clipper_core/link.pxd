@@ -7,6 +7,10 @@ from clipper_core.codec cimport Header, Limits
 from clipper_core.machine cimport iovec, u8, u32, u64
 from clipper_core.status cimport Status
 
+cdef struct Passing:            # a descriptor that travels with the byte at this position of all that is sent; borrowed
+    u64 at
+    int fd
+
 cdef struct Link:
     Limits limits
     u8* rx                      # received bytes [rx_at, rx_len)
@@ -15,6 +19,8 @@ cdef struct Link:
     vector[iovec]* tx           # to be sent [tx_at, size)
     u64 tx_at
     vector[void*]* owned        # beside tx: the block to free once that piece has left, or NULL
+    vector[Passing]* passing    # in order; those that have not left
+    bint passes                 # the mover can hand over descriptors
     bint queued                 # its conn is already in the engine's list of writers
     bint closing                # close it once tx has left
     bint checked                # CRC over payloads too
@@ -38,5 +44,8 @@ cdef u8* link_next_bare(Link* link, u64 nbytes) noexcept nogil         # protoco
 cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil           # borrowed until sent
 cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil           # freed once sent
 cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil   # copied
+cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, int fd, u64 now_us) noexcept nogil
+cdef u64 link_pieces(const Link* link, int* fd) noexcept nogil
+# ^ how many pieces of tx may leave in one call, and the descriptor that goes with the first of them, or -1
 cdef bint link_unsent(const Link* link) noexcept nogil
 cdef void link_sent(Link* link, u64 n, u64 now_us) noexcept nogil

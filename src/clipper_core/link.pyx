@@ -2,7 +2,7 @@
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
-from clipper_core.codec cimport CHECKED, HEADER_BYTES, crc32, header_decode, header_encode
+from clipper_core.codec cimport CHECKED, HEADER_BYTES, REGION, REGION_BYTES, crc32, header_decode, header_encode
 from clipper_core.machine cimport aligned_new
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, PENDING
 
@@ -19,6 +19,7 @@ cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil:
     link.limits = limits[0]
     link.tx = new vector[iovec]()
     link.owned = new vector[void*]()
+    link.passing = new vector[Passing]()
     link.fd = -1
     link.opened_us = link.heard_us = link.spoke_us = now_us
     return link
@@ -37,6 +38,7 @@ cdef void link_free(Link* link) noexcept nogil:
     _free_owned(link)
     del link.tx
     del link.owned
+    del link.passing
     free(link.rx)
     free(link)
 
@@ -168,6 +170,37 @@ cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u6
     return OK
 
 
+cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, int fd, u64 now_us) noexcept nogil:
+    cdef u64[3] payload
+    cdef Passing passing
+    cdef Status status
+    passing.at = link.bytes_queued
+    passing.fd = fd
+    payload[0] = region
+    payload[1] = rows
+    payload[2] = row_bytes
+    status = link_send_frame(link, REGION, payload, REGION_BYTES, now_us)
+    if status == OK:
+        link.passing.push_back(passing)
+    return status
+
+
+cdef u64 link_pieces(const Link* link, int* fd) noexcept nogil:
+    cdef u64 n = link.tx.size() - link.tx_at, at = link.bytes_out, until = ~<u64> 0
+    cdef size_t i
+    fd[0] = -1
+    for i in range(min(link.passing.size(), <size_t> 2)):
+        if link.passing[0][i].at == at:
+            fd[0] = link.passing[0][i].fd
+        else:
+            until = min(until, link.passing[0][i].at)
+    for i in range(n if until != ~<u64> 0 else 0):
+        if at == until:                 # a descriptor begins a call: so it is clear which frame it belongs to
+            return i
+        at += link.tx[0][link.tx_at + i].iov_len
+    return n
+
+
 cdef void _clear(Header* header) noexcept nogil:
     header.kind = header.dtype = header.rank = 0
     header.flags = 0
@@ -184,6 +217,8 @@ cdef void link_sent(Link* link, u64 n, u64 now_us) noexcept nogil:
     cdef iovec piece
     link.bytes_out += n
     link.spoke_us = now_us
+    while not link.passing.empty() and link.passing.front().at < link.bytes_out:
+        link.passing.erase(link.passing.begin())
     while n:
         piece = link.tx[0][link.tx_at]
         if piece.iov_len > n:

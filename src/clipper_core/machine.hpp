@@ -10,10 +10,13 @@
 #include <cstring>
 #include <climits>
 #include <ctime>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -90,6 +93,62 @@ inline int epoll_wait_us(int fd, epoll_event* events, int n, std::uint64_t timeo
 #endif
     std::uint64_t ms = (timeout_us + 999u) / 1000u;
     return epoll_wait(fd, events, n, ms > 1000000u ? 1000000 : int(ms));
+}
+
+// Memory that other processes can map to read: an anonymous file without a name. It is sealed once it is mapped here, so that it
+// neither shrinks under a reader (who would die of SIGBUS) nor can be written by anyone else. nullptr when the kernel cannot do
+// all of that, or when memfds would take more than half of the descriptors that connections need too.
+inline void* shared_new(std::size_t bytes, int* fd) {
+#if defined(MFD_ALLOW_SEALING) && defined(F_ADD_SEALS)
+    constexpr unsigned kNoExecSeal = 0x0008u;       // MFD_NOEXEC_SEAL, Linux 6.3
+    constexpr int kSealFutureWrite = 0x0010;        // F_SEAL_FUTURE_WRITE, Linux 5.1
+    rlimit files;
+    int f = memfd_create("clipper-rows", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal);
+    if (f < 0 && errno == EINVAL) f = memfd_create("clipper-rows", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (f < 0) return nullptr;
+    void* map = MAP_FAILED;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && rlim_t(f) < files.rlim_cur / 2 && ftruncate(f, off_t(bytes)) == 0)
+        map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, f, 0);
+    if (map != MAP_FAILED && fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | kSealFutureWrite | F_SEAL_SEAL) != 0) {
+        munmap(map, bytes);
+        map = MAP_FAILED;
+    }
+    if (map == MAP_FAILED) {
+        close(f);
+        return nullptr;
+    }
+    *fd = f;
+    return map;
+#else
+    (void)bytes, (void)fd;
+    return nullptr;
+#endif
+}
+
+// Can descriptors travel over this socket?
+inline bool passes_descriptors(int fd) {
+    int domain = 0;
+    socklen_t n = sizeof domain;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) == 0 && domain == AF_UNIX;
+}
+
+// sendmsg; a descriptor `passed` (-1: none) travels with the first byte.
+inline ssize_t send_pieces(int fd, iovec* pieces, std::size_t n, int passed) {
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = n;
+    if (passed >= 0) {
+        std::memset(control, 0, sizeof control);
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr* head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(sizeof passed);
+        std::memcpy(CMSG_DATA(head), &passed, sizeof passed);
+    }
+    return sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
 // Sleeping threads wake 50 us late by default; one call makes it 1 ns for the calling thread.

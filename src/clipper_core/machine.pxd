@@ -28,6 +28,8 @@ cdef extern from "machine.hpp" namespace "clipper" nogil:
     void eventfd_signal(int fd) noexcept
     void eventfd_drain(int fd) noexcept
     void timer_slack_min() noexcept
+    void* shared_new(size_t bytes, int* fd) noexcept  # zeroed pages behind a sealed memfd; NULL: not to be had. munmap and close
+    bint passes_descriptors(int fd) noexcept          # a unix socket
 
 cdef extern from "<sys/eventfd.h>" nogil:
     int EFD_NONBLOCK
@@ -58,3 +60,6 @@ cdef extern from "<sys/uio.h>" nogil:
     cdef struct iovec:
         void* iov_base
         size_t iov_len
+
+cdef extern from "machine.hpp" namespace "clipper" nogil:
+    ssize_t send_pieces(int fd, iovec* pieces, size_t n, int passed) noexcept   # passed: a descriptor to go along, or -1

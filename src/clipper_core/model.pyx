@@ -311,7 +311,7 @@ cdef class Model:
             return status
         if m.lanes[klass] == NULL:
             m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
-                                      m.spec.row_bytes, &m.tally)
+                                      m.spec.row_bytes, &m.tally, m.shares.load(relaxed) != 0)
         if m.lanes[klass] == NULL or nbytes >> 32:
             return FULL
         if (gate_finish_us(&m.gates[klass], m.lanes[klass].ring.cells.tail.load(relaxed), now) > now + slo_us

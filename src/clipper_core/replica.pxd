@@ -1,7 +1,8 @@
 # One attached container as the engine sees it: a batcher, at most two batches in flight, and the link they travel on.
 #
 # A batch's rows stay in their ring cells until its reply is there, or until nobody waits for them any more; then only their keys
-# are kept, so that a late reply still fills the cache.
+# are kept, so that a late reply still fills the cache. A container that maps the rows may then find new ones in their place while
+# its model still reads: what a late reply says of a cell that was claimed again is not kept.
 #
 # Threads: loop only, but for the Gauge, which anyone may read.
 from libcpp.vector cimport vector
@@ -29,12 +30,18 @@ cdef struct RowSpec:            # what a model takes and, if known, gives
     u8 output_rank
     u32 output_dims[4]
 
+cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one after another in a region (docs/wire.md)
+    u32 region                  # id of the lane
+    u32 count
+    u64 first
+
 cdef struct Batch:
     u8 header[64]               # on the wire while the frame leaves
     u64 id
     u32 n
     u64* tickets
     Key* keys                   # once overdue and let go; zero where the row is not cached
+    bint shared                 # the container reads the rows where they lie, for as long as it likes
     u64 sent_us
     u64 end_bytes               # of all the link's bytes, where this frame ends
     u64 due_us                  # the latest deadline of its rows
@@ -67,6 +74,9 @@ cdef cppclass Replica:
     bint suspect                # overdue or silent: gets no new rows
     u64 passed                  # the model's pump in which another replica was the better one
     u8 v1_format
+    bint shared                 # it maps rows
+    vector[Run]* runs           # scratch for a batch of shared rows
+    vector[u32]* regions        # those it has been told of
     vector[const void*]* rows   # scratch for rows that must be gathered
     vector[u64]* row_bytes
     vector[u32]* row_bytes32

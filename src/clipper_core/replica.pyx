@@ -4,16 +4,17 @@ from libc.string cimport memcpy, memset
 
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
 from clipper_core.clock_cache cimport cache_fill
-from clipper_core.codec cimport (CHECKED, COMPRESSED, FAILURE, HEADER_BYTES, PREDICT, VARIABLE, Rows, compressed_bound,
-                                 compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress, v1_encode,
-                                 variable_encode, variable_payload_bytes)
+from clipper_core.codec cimport (CHECKED, COMPRESSED, FAILURE, HEADER_BYTES, PREDICT, RUN_BYTES, SHARED, VARIABLE, Rows,
+                                 compressed_bound, compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress,
+                                 v1_encode, variable_encode, variable_payload_bytes)
 from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.lane cimport Task, lane_requeue, row_end, row_found, task_needed, task_of, task_row
-from clipper_core.link cimport link_next_bare, link_send, link_send_owned
+from clipper_core.link cimport link_next_bare, link_send, link_send_owned, link_send_region
 from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.machine cimport aligned_new, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, Value, blob_new, value_drop
+from clipper_core.ring cimport Ring
 from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
 
 cdef extern from *:
@@ -37,6 +38,8 @@ cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
     r.rows = new vector[const void*]()
     r.row_bytes = new vector[u64]()
     r.row_bytes32 = new vector[u32]()
+    r.runs = new vector[Run]()
+    r.regions = new vector[u32]()
     return r
 
 
@@ -47,6 +50,8 @@ cdef void replica_free(Replica* r) noexcept nogil:
     del r.rows
     del r.row_bytes
     del r.row_bytes32
+    del r.runs
+    del r.regions
     free(r)
 
 
@@ -78,6 +83,8 @@ cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
         status = _send_v1(r, lanes, spec, batch)
     elif spec.variable:
         status = _send_variable(r, lanes, spec, batch, now_us)
+    elif r.shared and _find_runs(r, lanes, batch):
+        status = _send_shared(r, lanes, spec, batch, now_us)
     else:
         status = _send_fixed(r, lanes, spec, batch, now_us)
     if status != OK:
@@ -129,6 +136,74 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
         header.flags |= CHECKED
         header.payload_crc = crc32(crc, ZEROS, padding)
     header_encode(&header, batch.header)
+    return OK
+
+
+cdef bint _find_runs(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
+    """The batch as runs of rows in regions; False: some of its rows cannot be shared."""
+    cdef Run run
+    cdef Ring* ring = NULL
+    cdef u32 i, region
+    cdef u64 row
+    r.runs.clear()
+    run.region = run.count = 0
+    run.first = 0
+    for i in range(batch.n):
+        region = <u32> (batch.tickets[i] >> 48)
+        if region != run.region:
+            ring = lanes.by_id[region].ring
+            if ring.fd < 0:
+                return False
+        row = batch.tickets[i] & ring.mask
+        if run.count and region == run.region and row == run.first + run.count:
+            run.count += 1
+            continue
+        if run.count:
+            r.runs.push_back(run)
+        run.region = region
+        run.count = 1
+        run.first = row
+    r.runs.push_back(run)
+    return True
+
+
+cdef Status _tell_region(Replica* r, Lanes* lanes, u32 region, u64 now_us) noexcept nogil:
+    """Before its first use on this connection."""
+    cdef size_t i
+    cdef Ring* ring = lanes.by_id[region].ring
+    cdef Status status
+    for i in range(r.regions.size()):
+        if r.regions[0][i] == region:
+            return OK
+    status = link_send_region(r.link, region, ring.mask + 1, ring.row_bytes, ring.fd, now_us)
+    if status == OK:
+        r.regions.push_back(region)
+    return status
+
+
+cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
+    cdef u64 payload_bytes = r.runs.size() * RUN_BYTES
+    cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
+    cdef Status status
+    cdef size_t i
+    cdef u8* frame
+    if max(payload_bytes, spec.row_bytes * batch.n) > r.link.limits.payload_bytes_max:
+        return TOO_LARGE
+    for i in range(r.runs.size()):
+        status = _tell_region(r, lanes, r.runs[0][i].region, now_us)
+        if status != OK:
+            return status
+    frame = <u8*> malloc(HEADER_BYTES + payload_bytes)
+    if frame == NULL:
+        return NO_MEMORY
+    memcpy(frame + HEADER_BYTES, r.runs.data(), payload_bytes)
+    header.flags = SHARED
+    if r.link.checked:
+        header.flags |= CHECKED
+        header.payload_crc = crc32(0, frame + HEADER_BYTES, payload_bytes)
+    header_encode(&header, frame)
+    link_send_owned(r.link, frame, HEADER_BYTES + payload_bytes)
+    batch.shared = True
     return OK
 
 
@@ -347,7 +422,7 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
 cdef void _end_row(Lanes* lanes, Batch* batch, u32 i, Status status, Value* value, u64 now_us) noexcept nogil:
     cdef Task* task
     if batch.keys != NULL:
-        if status == OK and (batch.keys[i].lo or batch.keys[i].hi):
+        if status == OK and (batch.keys[i].lo or batch.keys[i].hi) and (not batch.shared or _is_intact(lanes, batch.tickets[i])):
             cache_fill(lanes.cache, &batch.keys[i], value)
             row_found(lanes, &batch.keys[i], value, now_us)
         return
@@ -355,6 +430,11 @@ cdef void _end_row(Lanes* lanes, Batch* batch, u32 i, Status status, Value* valu
     if status == OK and task.keyed:
         cache_fill(lanes.cache, &task.key, value)
     row_end(lanes, batch.tickets[i], status, value, now_us)
+
+
+cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
+    """The row that this ticket named lies in its cell still, so whoever read it before now has read that row."""
+    return lanes.by_id[ticket >> 48].ring.cells.untouched(ticket & ((<u64> 1 << 48) - 1))
 
 
 cdef void _text_value(const char* text, u64 n, Value* value) noexcept nogil:

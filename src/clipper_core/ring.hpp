@@ -50,6 +50,16 @@ struct Cells {
     // Sequentially consistent: the producer reads the consumer's sleep flag next (store, then load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
     bool published(std::uint64_t pos) const { return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1; }
+    // Has nobody claimed the cell since `pos` did? Then what was written there then is there still, released or not. Asked after
+    // somebody else's reads of the row, it vouches for them: a claim is a locked instruction and comes before the row's bytes, so
+    // whoever saw new bytes is seen to be later than the new tail. Machines without such an order get no for an answer.
+    bool untouched(std::uint64_t pos) const {
+#if defined(__x86_64__)
+        return tail.load(std::memory_order_seq_cst) <= pos + size;
+#else
+        return pos != pos;
+#endif
+    }
     void release(std::uint64_t pos) { turn(pos).store(base(pos) + size, std::memory_order_release); }
 };
 

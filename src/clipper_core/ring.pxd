@@ -15,6 +15,7 @@ cdef extern from "ring.hpp" namespace "clipper" nogil:
         void publish(u64 pos) noexcept
         bint published(u64 pos) noexcept
         void release(u64 pos) noexcept
+        bint untouched(u64 pos) noexcept     # nobody has claimed its cell again, released or not
     cdef cppclass Spsc "clipper::Spsc<>":
         u64 size
         void init(atomic[u64]* words, u64 n) noexcept
@@ -29,10 +30,13 @@ cdef struct Ring:
     u64 side_bytes
     u8* rows                 # size x row_bytes, 64-byte aligned, touched lazily
     u8* sides                # size x side_bytes
-    void* map                # one mapping holds all of it
+    int fd                   # rows that containers may map: their memfd, and a mapping of their own; else -1
+    u64 rows_bytes
+    void* map                # one mapping holds all the rest
     u64 map_bytes
 
-cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes) noexcept nogil   # size: a power of two >= 2; NULL: no memory
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*) noexcept nogil
+# ^ size: a power of two >= 2; NULL: no memory. shared: rows behind a memfd if there is one to be had, else as ever
 cdef void ring_free(Ring* ring) noexcept nogil
 cdef Spsc* spsc_new(u64 size) noexcept nogil
 cdef void spsc_free(Spsc* ring) noexcept nogil

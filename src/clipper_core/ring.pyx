@@ -2,7 +2,7 @@
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from clipper_core.machine cimport aligned_new
+from clipper_core.machine cimport aligned_new, shared_new
 from clipper_core.status cimport NO_MEMORY, raise_for
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -16,13 +16,19 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* addr, size_t length) noexcept
 
 
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd) noexcept
+
+
 cdef u64 _lines(u64 nbytes) noexcept nogil:
     return (nbytes + 63) & ~<u64> 63
 
 
-cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes) noexcept nogil:
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=False) noexcept nogil:
     cdef u64 rows = _lines(size * row_bytes), sides = _lines(size * side_bytes), seqs = _lines(size * 8)
-    cdef u64 total = rows + sides + seqs
+    cdef int fd = -1
+    cdef void* apart = shared_new(rows, &fd) if shared and rows else NULL
+    cdef u64 total = sides + seqs + (0 if apart != NULL else rows)
     cdef Ring* ring = <Ring*> aligned_new(sizeof(Ring))
     cdef Cells* cells = <Cells*> aligned_new(sizeof(Cells))
     cdef void* map = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
@@ -31,13 +37,18 @@ cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes) noexcept nogil:
         free(cells)
         if map != MAP_FAILED:
             munmap(map, total)
+        if apart != NULL:
+            munmap(apart, rows)
+            close(fd)
         return NULL
     ring.cells = cells
     ring.mask = size - 1
     ring.row_bytes = row_bytes
     ring.side_bytes = side_bytes
-    ring.rows = <u8*> map
-    ring.sides = ring.rows + rows
+    ring.fd = fd
+    ring.rows_bytes = rows
+    ring.rows = <u8*> (apart if apart != NULL else map)
+    ring.sides = <u8*> map + (0 if apart != NULL else rows)
     ring.map = map
     ring.map_bytes = total
     cells.init(<atomic[u64]*> (ring.sides + sides), size)
@@ -47,6 +58,9 @@ cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes) noexcept nogil:
 cdef void ring_free(Ring* ring) noexcept nogil:
     if ring == NULL:
         return
+    if ring.fd >= 0:
+        munmap(ring.rows, ring.rows_bytes)
+        close(ring.fd)
     munmap(ring.map, ring.map_bytes)
     free(ring.cells)
     free(ring)
@@ -80,15 +94,15 @@ cdef class WorkRing:
     """Threads: any may push; one may pop.
 
     A ring of `size` rows (a power of two >= 2) of `row_bytes` bytes each, for tests and benchmarks; the engine uses the same
-    structure from below. Source: docs/design.md, "The ring is the wire buffer".
+    structure from below. `shared`: rows behind a memfd, if there is one to be had. Source: docs/design.md, "The ring is the wire buffer".
     """
     cdef Ring* ring
     cdef u64 head
 
-    def __cinit__(self, u64 size, u64 row_bytes):
+    def __cinit__(self, u64 size, u64 row_bytes, bint shared=False):
         if size < 2 or size & (size - 1):
             raise ValueError(f"size must be a power of two and at least 2, not {size}")
-        self.ring = ring_new(size, row_bytes, 8)
+        self.ring = ring_new(size, row_bytes, 8, shared)
         if self.ring == NULL:
             raise_for(NO_MEMORY, f"no memory for a ring of {size} rows of {row_bytes} bytes")
 
@@ -129,6 +143,15 @@ cdef class WorkRing:
 
     def published(self, u64 pos):
         return bool(self.ring.cells.published(pos))
+
+    def untouched(self, u64 pos):
+        """Has nobody claimed the cell of position `pos` since? (On machines of weak memory order: never.)"""
+        return bool(self.ring.cells.untouched(pos))
+
+    @property
+    def fd(self):
+        """The memfd behind the rows, the ring's own; -1 for private memory."""
+        return self.ring.fd
 
     def churn(self, u64 first, u64 count):
         """Push `count` words first, first+1, ... from a nogil loop, spinning while full; for stress tests (row_bytes == 8)."""

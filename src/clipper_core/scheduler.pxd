@@ -40,6 +40,7 @@ cdef struct Command:
     u32 number
     u8 protocol
     bint checked
+    bint shared                 # the container can map rows
     BatcherConfig batching
     void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
     u64 nbytes
@@ -62,6 +63,7 @@ cdef cppclass ModelState:
     Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
     Tally tally
     Gate gates[44]              # by class of SLO: what a row submitted now can expect
+    atomic[u32] shares      # a replica that maps rows has come: new lanes are made to be shared
     vector[u32]* replicas       # loop: conns
     Crew crew                   # loop: those replicas themselves, in the same order
     vector[u32]* busy_lanes     # loop: ids of lanes that have had rows

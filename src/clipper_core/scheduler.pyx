@@ -255,6 +255,9 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     slot.model = command.model
     batcher_init(&slot.replica.batcher, &command.batching)
     slot.replica.gauge.limit.store(<u64> slot.replica.batcher.limit, relaxed)
+    slot.replica.shared = command.shared and command.protocol == 2 and slot.link.passes
+    if slot.replica.shared:
+        model.shares.store(1, relaxed)
     slot.replica.v1_format = <u8> v1_format(model.spec.dtype, model.spec.variable)
     _say(e, slot, WELCOME, command.data, command.nbytes, now_us)
     slot.link.protocol = command.protocol

@@ -30,6 +30,7 @@ from clipper_core.codec import (
     encode_frame,
     encode_rows,
     open_rows,
+    open_runs,
 )
 from clipper_core.dtype import NAMES, DType
 from clipper_core.lz4 import decode_lz4
@@ -41,7 +42,8 @@ FRAMES = json.loads((VECTORS / "frames.json").read_text())
 REFUSED = json.loads((VECTORS / "refused.json").read_text())
 VERSION2 = [vector for vector in FRAMES if vector["version"] == 2]
 VERSION1 = [vector for vector in FRAMES if vector["version"] == 1]
-BATCHES = [vector for vector in VERSION2 if vector["meaning"]["kind"] in ("PREDICT", "REPLY")]
+SHARED = [vector for vector in VERSION2 if "SHARED" in vector["meaning"]["flags"]]
+BATCHES = [vector for vector in VERSION2 if vector["meaning"]["kind"] in ("PREDICT", "REPLY") and vector not in SHARED]
 CODES = ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"]
 NUMPY = {DType(number): np.dtype(code) for number, code in enumerate(CODES, 1)}
 ROW_KINDS = (Kind.PREDICT, Kind.REPLY)
@@ -127,6 +129,19 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     assert again == frame
 
 
+@pytest.mark.parametrize("vector", SHARED, ids=lambda vector: vector["name"])
+def test_golden_runs(vector: dict[str, Any]) -> None:
+    frame = bytes.fromhex(vector["hex"])
+    header = decode_header(frame)
+    assert header is not None
+    assert [list(run) for run in open_runs(header, frame[HEADER_BYTES:])] == vector["meaning"]["runs"]
+    with refused():
+        open_rows(header, frame[HEADER_BYTES:])
+    for end in range(HEADER_BYTES, len(frame)):
+        with refused():
+            open_runs(header, frame[HEADER_BYTES:end])
+
+
 @pytest.mark.parametrize("vector", VERSION1, ids=lambda vector: vector["name"])
 def test_golden_version_1(vector: dict[str, Any]) -> None:
     message, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
@@ -143,6 +158,8 @@ def test_what_must_be_refused(vector: dict[str, Any]) -> None:
     with refused(Status.BAD_FRAME, Status.TOO_LARGE):
         if vector["version"] == 1:
             decode_v1(frame)
+        elif (header := decode_header(frame)) and header.flags & Flag.SHARED:
+            open_runs(header, frame[HEADER_BYTES:])
         else:
             opened(frame)
 

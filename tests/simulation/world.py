@@ -9,6 +9,8 @@ asks too late, a deadline is missed and the run says so. To see a run again: `py
 
 import heapq
 import itertools
+import mmap
+import os
 import struct
 import zlib
 from collections import Counter
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
+from clipper_core.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows, open_runs
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.model import Model
@@ -230,12 +232,15 @@ class Container:
         hello_after_us: int = 0,
         latency_us: int = 50,
         chunk_max: int = 1 << 20,
+        shares: bool = False,
         **attach: Any,
     ) -> None:
         self.world, self.kin, self.rng = world, kin, Random(world.rng.random())
         self.a_us, self.b_us, self.faults, self.fault_share = a_us, b_us, faults or [], fault_share
         self.protocol, self.checked, self.comes_back, self.hello_after_us = protocol, checked, comes_back, hello_after_us
-        self.latency_us, self.chunk_max, self.attach = latency_us, chunk_max, attach
+        self.latency_us, self.chunk_max, self.attach, self.shares = latency_us, chunk_max, attach, shares
+        self.passed: list[int] = []
+        self.regions: dict[int, tuple[mmap.mmap, int, int]] = {}
         self.batches: list[int] = []
         self.sent_us: list[int] = []
         self.late_rows = 0
@@ -252,7 +257,7 @@ class Container:
         self.inbox, self.outbox_us, self.free_us = b"", 0, world.now_us
         self.welcomed, self.hung_until_us, self.skipped = False, 0, 0
         self.blocked = False
-        self.conn = world.engine.open(world.now_us)
+        self.conn = world.engine.open(world.now_us, passes=self.shares)
         if self.conn == 0:
             self._come_back()
             return
@@ -276,7 +281,7 @@ class Container:
     def say_welcome(self) -> None:
         """The control thread's part."""
         self.world.engine.attach(
-            self.conn, self.kin.number, b"welcome", protocol=self.protocol, checked=self.checked, **self.attach
+            self.conn, self.kin.number, b"welcome", protocol=self.protocol, checked=self.checked, shared=self.shares, **self.attach
         )
         self.world.asked_us = self.world.now_us
 
@@ -304,7 +309,15 @@ class Container:
             self.world.engine.lost(self.conn, self.world.now_us)
             self.conn = 0
             self.life += 1
+            self._unmap()
             self._come_back()
+
+    def _unmap(self) -> None:
+        while self.passed:
+            os.close(self.passed.pop())
+        for memory, _, _ in self.regions.values():
+            memory.close()
+        self.regions.clear()
 
     def _come_back(self) -> None:
         def dial() -> None:
@@ -322,7 +335,7 @@ class Container:
         if self.blocked:
             return
         engine = self.world.engine
-        data = engine.outgoing(self.conn, self.world.now_us)
+        data = engine.outgoing(self.conn, self.world.now_us, self.passed)
         if data:
             self.sent_us.append(self.world.now_us)
             life = self.life
@@ -347,6 +360,12 @@ class Container:
         self.world.frames[Kind(header.kind).name] += 1
         if header.kind == Kind.WELCOME:
             self.welcomed = True
+        elif header.kind == Kind.REGION:
+            self._map(payload)
+        elif header.kind == Kind.PREDICT and header.flags & Flag.SHARED:
+            self.world.frames["SHARED"] += 1
+            runs = open_runs(header, payload)
+            self._take([self.kin.key(row) for row in self._rows_of(runs)], header.id, header.time_us, runs)
         elif header.kind == Kind.PREDICT:
             rows = open_rows(header, payload)
             data: Any = rows.data
@@ -360,6 +379,22 @@ class Container:
             self.close()
         return True
 
+    def _map(self, payload: bytes) -> None:
+        number, rows, row_bytes = struct.unpack("<QQQ", payload)
+        fd = self.passed.pop(0)
+        self.regions[number] = mmap.mmap(fd, rows * row_bytes, prot=mmap.PROT_READ), rows, row_bytes
+        os.close(fd)
+
+    def _rows_of(self, runs: list[tuple[int, int, int]]) -> list[Any]:
+        """What lies there now."""
+        found: list[Any] = []
+        for number, first, count in runs:
+            memory, rows, row_bytes = self.regions[number]
+            assert first + count <= rows
+            part = np.frombuffer(memory[first * row_bytes : (first + count) * row_bytes], NUMPY[self.kin.dtype])
+            found += list(part.reshape(count, *self.kin.shape))
+        return found
+
     def _one_v1(self) -> bool:
         if len(self.inbox) < 9:
             return False
@@ -370,7 +405,7 @@ class Container:
         self._take([self.kin.key(row) for row in decode_v1(message)], 0, 0)
         return True
 
-    def _take(self, keys: list[int], batch_id: int, left_us: int) -> None:
+    def _take(self, keys: list[int], batch_id: int, left_us: int, runs: Any = None) -> None:
         """A batch came. It is evaluated when those before it are."""
         self.batches.append(len(keys))
         for k in keys:
@@ -388,9 +423,13 @@ class Container:
         if left_us and self.free_us + self.latency_us > self.world.now_us - self.latency_us + left_us:
             self.late_rows += len(keys)
         life = self.life
-        self.world.at(self.free_us, lambda: self._if_alive(life, lambda: self._answer(keys, batch_id, fault)))
+        self.world.at(self.free_us, lambda: self._if_alive(life, lambda: self._answer(keys, batch_id, fault, runs)))
 
-    def _answer(self, keys: list[int], batch_id: int, fault: str) -> None:
+    def _answer(self, keys: list[int], batch_id: int, fault: str, runs: Any) -> None:
+        if runs is not None:  # a model that reads its inputs last: if rows have changed meanwhile, its outputs are of those
+            seen = [self.kin.key(row) for row in self._rows_of(runs)]
+            self.world.frames["rows changed"] += sum(a != b for a, b in zip(keys, seen, strict=True))
+            keys = seen
         if self.protocol == 1:
             frame = np.array([self.kin.output(k) for k in keys], "<f8").tobytes()
         else:

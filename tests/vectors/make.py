@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE = range(1, 9)
-KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE")
-VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED = 1, 2, 4, 8, 16
-FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED"}
+HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE, REGION = range(1, 10)
+KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE", "REGION")
+VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED = 1, 2, 4, 8, 16, 32
+FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED", 32: "SHARED"}
 DTYPES = ("any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes")
 CODES = ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 NUMPY = dict(zip(DTYPES[1:13], CODES, strict=True))
@@ -134,6 +134,18 @@ def variable(
     return frame(name, kind, lengths + pad(data) + rest, meaning={"values": values} | meaning, **fields)
 
 
+def region(name: str, number: int, rows: int, row_bytes: int, **fields: Any) -> Vector:
+    meaning = {"region": number, "region_rows": rows, "row_bytes": row_bytes}
+    return frame(name, REGION, struct.pack("<QQQ", number, rows, row_bytes), meaning=meaning, **fields)
+
+
+def shared(name: str, dtype: str, dims: tuple[int, ...], runs: list[list[int]], flags: int = 0, **fields: Any) -> Vector:
+    """runs: [region, first row, rows] each."""
+    payload = b"".join(struct.pack("<IIQ", number, count, first) for number, first, count in runs)
+    fields |= {"dtype": dtype, "dims": dims, "rows": sum(run[2] for run in runs), "flags": flags | SHARED}
+    return frame(name, PREDICT, payload, meaning={"runs": runs}, **fields)
+
+
 def literals(data: bytes) -> bytes:
     """An LZ4 block without matches."""
     n = len(data)
@@ -160,9 +172,9 @@ def pack(value: Any) -> bytes:
 def version2() -> list[Vector]:
     hello = {
         "name": "svm", "version": 3, "replica": 0, "input": "f64[64]", "output": "any", "batch_max": 0, "protocol": 2,
-        "token": "0123456789abcdef0123456789abcdef01", "pid": 4121, "sdk": "clipper-container 0.1.0",
+        "token": "0123456789abcdef0123456789abcdef01", "pid": 4121, "sdk": "clipper-container 0.1.0", "shared": True,
     }  # fmt: skip
-    welcome = {"conn": 17, "heartbeat_ms": 500, "payload_bytes_max": 64 << 20, "crc": True}
+    welcome = {"conn": 17, "heartbeat_ms": 500, "payload_bytes_max": 64 << 20, "crc": True, "shared": True}
     refused = "no model 'svn' is expected here: the token is unknown"
     traceback = 'Traceback (most recent call last):\n  File "model.py", line 7\nValueError: größer als 3'
     return [
@@ -185,6 +197,10 @@ def version2() -> list[Vector]:
         variable("predict_bytes", PREDICT, "bytes", ["", "00ff10", "80"], id=9),
         variable("predict_f32_variable", PREDICT, "f32", [[1.0], [], [2.0, 3.0, 4.5]], id=10),
         variable("predict_i16_variable_checked", PREDICT, "i16", [[-1], [5, 6]], id=11, flags=CHECKED),
+        region("region", 3, 8192, 3136),
+        region("region_checked", 2**32 - 1, 16, 512, flags=CHECKED),
+        shared("predict_shared", "f32", (784,), [[3, 17, 256]], id=12, time_us=18500),
+        shared("predict_shared_runs", "f64", (8, 8), [[3, 8190, 2], [3, 0, 5], [7, 2**40, 1]], id=13, flags=CHECKED),
         fixed("reply_f64_scalars", REPLY, "f64", [0.5, 2.0], id=1, time_us=1234),
         fixed("reply_bool", REPLY, "bool", [True, False, True], id=2),
         *(fixed(f"reply_{dtype}", REPLY, dtype, [[0, 1], [2, 3]], id=3) for dtype in list(NUMPY)[1:]),
@@ -259,12 +275,12 @@ def refused() -> list[Vector]:
     add("version", "version is not 2", header(**row, payload_bytes=8, version=3) + scalar)
     add("header_crc", "header CRC is wrong", good[:60] + bytes([good[60] ^ 1]) + good[61:] + scalar)
     add("kind_0", "kind 0 is unknown", header(0, **row, payload_bytes=8) + scalar)
-    add("kind_9", "kind 9 is unknown", header(9, **row, payload_bytes=8) + scalar)
+    add("kind_10", "kind 10 is unknown", header(10, **row, payload_bytes=8) + scalar)
     add("dtype_0", "a batch has an element type", header(rows=1, payload_bytes=8) + scalar)
     add("dtype_15", "dtype 15 is unknown", header(rows=1, dtype="15", payload_bytes=8) + scalar)
     add("rank_5", "rank above 4", header(**row, rank=5, dims=(1, 1, 1, 1), payload_bytes=8) + scalar)
     add("dims_unused", "a dimension beyond the rank", header(**row, rank=0, dims=(1,), payload_bytes=8) + scalar)
-    add("flags_unknown", "flag 32 is unknown", header(**row, flags=32, payload_bytes=8) + scalar)
+    add("flags_unknown", "flag 64 is unknown", header(**row, flags=64, payload_bytes=8) + scalar)
     add("reserved", "reserved is not 0", header(**row, reserved=1, payload_bytes=8) + scalar)
     add("crc_unchecked", "payload_crc without CHECKED", header(**row, payload_crc=1, payload_bytes=8) + scalar)
     wrong = header(**row, flags=CHECKED, payload_crc=zlib.crc32(scalar) ^ 1, payload_bytes=8)
@@ -301,6 +317,22 @@ def refused() -> list[Vector]:
     add("block_size", "the block holds 3 bytes, not 4", header(**text, payload_bytes=24) + other)
     add("heartbeat_payload", "HEARTBEAT is empty", header(HEARTBEAT, payload_bytes=8) + scalar)
     add("hello_rows", "HELLO carries no rows", header(HELLO, rows=1, payload_bytes=8) + scalar)
+    run, two = struct.pack("<IIQ", 3, 1, 5), row | {"rows": 2}
+    add("region_short", "REGION is told in 24 bytes", header(REGION, payload_bytes=16) + run)
+    add("region_rows", "REGION carries no rows", header(REGION, rows=1, payload_bytes=24) + bytes(24))
+    add("region_number", "a region's number has 32 bits", header(REGION, payload_bytes=24) + struct.pack("<QQQ", 2**32, 1, 8))
+    add("region_empty", "a region has rows", header(REGION, payload_bytes=24) + struct.pack("<QQQ", 1, 0, 8))
+    add("region_thin", "a region's rows have bytes", header(REGION, payload_bytes=24) + struct.pack("<QQQ", 1, 8, 0))
+    add("shared_no_runs", "a SHARED batch has a run", header(**row, flags=SHARED))
+    add("shared_cut", "a run has 16 bytes", header(**row, flags=SHARED, payload_bytes=24) + run + bytes(8))
+    add("shared_few", "runs of 1 row for 2", header(**two, flags=SHARED, payload_bytes=16) + run)
+    add("shared_many", "runs of 2 rows for 1", header(**row, flags=SHARED, payload_bytes=32) + 2 * run)
+    nothing = struct.pack("<IIQ", 3, 0, 5)
+    add("shared_empty_run", "a run has rows", header(**row, flags=SHARED, payload_bytes=32) + run + nothing)
+    add("shared_reply", "only a PREDICT may be SHARED", header(REPLY, **row, flags=SHARED, payload_bytes=16) + run)
+    add("shared_status", "nothing beside SHARED rows", header(**row, flags=SHARED | ROW_STATUS, payload_bytes=16) + run)
+    add("shared_variable", "SHARED rows are of one shape",
+        header(dtype="u8", rows=1, dims=(0,), flags=SHARED | VARIABLE, payload_bytes=16) + run)  # fmt: skip
     add("v1_format_0", "format 0 is unknown", struct.pack("<BII", 0, 1, 1) + b"\0", 1)
     add("v1_format_8", "format 8 is unknown", struct.pack("<BII", 8, 1, 1) + b"\0", 1)
     add("v1_rows_0", "a batch has at least one row", struct.pack("<BII", 3, 0, 0), 1)

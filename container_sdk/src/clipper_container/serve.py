@@ -11,6 +11,7 @@ from typing import Any
 
 from clipper_container.evaluate import Evaluator, ModelFailed
 from clipper_container.model import Model
+from clipper_container.regions import CannotShare, Regions, can_share
 from clipper_container.transport import Backoff, Connection, Disconnected, Heart, Stopping, StopSwitch, connect
 from clipper_container.wire import (
     CONTROL_BYTES_MAX,
@@ -19,6 +20,7 @@ from clipper_container.wire import (
     V1_HEAD_BYTES,
     BadFrame,
     Bytes,
+    Flag,
     Header,
     Kind,
     Rows,
@@ -38,6 +40,7 @@ from clipper_container.wire import (
 ATTEMPT_S = 10.0  # to connect, and to be welcomed
 SILENCE_HEARTBEATS = 6
 SAY_AGAIN_S = 30.0
+_SHARED = int(Flag.SHARED)
 
 
 class Refused(Exception):
@@ -60,7 +63,7 @@ class Options:
     row_by_row: bool = False
     pad: int = 0
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self, shared: bool = False) -> dict[str, Any]:
         from clipper_container import __version__
 
         return {
@@ -74,6 +77,7 @@ class Options:
             "token": self.token,
             "pid": os.getpid(),
             "sdk": f"python/{__version__}",
+            "shared": shared and self.protocol == 2,
         }
 
 
@@ -84,6 +88,7 @@ class Welcome:
     heartbeat_s: float
     payload_bytes_max: int
     crc: bool
+    shared: bool = False
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Welcome:
@@ -94,7 +99,7 @@ class Welcome:
         for key, value in (("heartbeat_ms", heartbeat_ms), ("payload_bytes_max", payload_bytes_max)):
             if not isinstance(value, int) or not 0 < value < 1 << 40:
                 raise BadFrame(f"WELCOME's {key} is {value!r}")
-        return cls(heartbeat_ms / 1000, payload_bytes_max, bool(fields.get("crc", False)))
+        return cls(heartbeat_ms / 1000, payload_bytes_max, bool(fields.get("crc", False)), bool(fields.get("shared", False)))
 
 
 def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None) -> None:
@@ -106,11 +111,15 @@ def serve(model: Model, address: str, options: Options, stop: StopSwitch | None 
     stop = stop or StopSwitch()
     evaluator = Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
     backoff, say = Backoff(), _Announcer(options.name)
+    sharing = address.startswith("unix:") and can_share()
     try:
         while True:
             try:
-                _serve_once(evaluator, address, options, stop, (backoff.reset, say.reset))
+                _serve_once(evaluator, address, options, stop, (backoff.reset, say.reset), sharing)
                 return
+            except CannotShare as error:
+                sharing = False
+                say(f"{address}: {error}; going on without shared memory")
             except (Disconnected, BadFrame, OSError) as error:
                 say(f"{address}: {error}; trying again")
                 stop.wait(backoff.next_s())
@@ -136,13 +145,20 @@ class _Announcer:
 
 
 def _serve_once(
-    evaluator: Evaluator, address: str, options: Options, stop: StopSwitch, welcomed: Sequence[Callable[[], None]]
+    evaluator: Evaluator,
+    address: str,
+    options: Options,
+    stop: StopSwitch,
+    welcomed: Sequence[Callable[[], None]],
+    sharing: bool = False,
 ) -> None:
     """One connection, from the dial to GOODBYE. Returns when the server wants no more; raises for any other end."""
     connection = Connection(connect(address, ATTEMPT_S), stop, PAYLOAD_BYTES_MAX, ATTEMPT_S)
     try:
-        connection.send(control_frame(Kind.HELLO, pack_map(options.hello())))
+        connection.send(control_frame(Kind.HELLO, pack_map(options.hello(sharing))))
         welcome = _read_welcome(connection)
+        if sharing and welcome.shared:
+            connection.take_descriptors()
         for reset in welcomed:
             reset()
         connection.buffer.size_max = HEADER_BYTES + welcome.payload_bytes_max
@@ -150,7 +166,7 @@ def _serve_once(
             connection.set_silence(float("inf"))  # version 1 has no heartbeats
             _Version1(connection, evaluator, welcome).run()
         connection.set_silence(SILENCE_HEARTBEATS * welcome.heartbeat_s)
-        _Version2(connection, evaluator, welcome).run()
+        _Version2(connection, evaluator, welcome, sharing and welcome.shared).run()
     finally:
         connection.close()
 
@@ -170,8 +186,9 @@ def _read_welcome(connection: Connection) -> Welcome:
 class _Version2:
     """Frames with ids, heartbeats both ways, and failures as text."""
 
-    def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome) -> None:
+    def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome, shared: bool = False) -> None:
         self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
+        self._regions = Regions(welcome.payload_bytes_max) if shared else None
 
     def run(self) -> None:
         """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame."""
@@ -186,6 +203,8 @@ class _Version2:
             raise
         finally:
             heart.stop()
+            if self._regions is not None:
+                self._regions.close()
 
     def _say_goodbye(self) -> None:
         try:
@@ -200,15 +219,28 @@ class _Version2:
         header = decode_header(connection.take(HEADER_BYTES), limit)
         payload = connection.take(header.payload_bytes)
         if header.kind == Kind.PREDICT:
-            connection.send(self._answer(header, payload))
+            connection.send(self._answer_of(header, payload))
+        elif header.kind == Kind.REGION and self._regions is not None:
+            check_payload(header, payload)
+            self._regions.add(payload, connection.descriptor())
         elif header.kind == Kind.GOODBYE:
             return False
         elif header.kind != Kind.HEARTBEAT:
             raise BadFrame(f"unexpected {Kind(header.kind).name}")
         return True
 
-    def _answer(self, header: Header, payload: Bytes) -> list[Any]:
-        rows = open_rows(header, payload, self._welcome.payload_bytes_max)
+    def _answer_of(self, header: Header, payload: Bytes) -> list[Any]:
+        """The frame that answers a batch, after which the server may write over its rows."""
+        if self._regions is None or not header.flags & _SHARED:
+            return self._answer(header, open_rows(header, payload, self._welcome.payload_bytes_max))
+        pieces = self._answer(header, self._regions.open(header, payload))
+        if self._regions.are_lent():
+            pieces = [b"".join(pieces)]  # outputs may be views of the inputs
+            if self._regions.are_lent():
+                self._regions.leave(header, payload)
+        return pieces
+
+    def _answer(self, header: Header, rows: Rows) -> list[Any]:
         try:
             outputs, time_us = _evaluate(self._evaluator, rows)
         except ModelFailed as failure:

@@ -29,6 +29,8 @@ _MAGIC = b"CLPR"
 _HEADER = struct.Struct("<4sBBBBHHIQ4IQQI")
 _CRC = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_REGION = struct.Struct("<QQQ")
+_RUN = struct.Struct("<IIQ")
 _ZEROS = bytes(8)
 
 Bytes = NDArray[np.uint8]
@@ -43,6 +45,7 @@ class Kind(IntEnum):
     FAILURE = 6
     HEARTBEAT = 7
     GOODBYE = 8
+    REGION = 9
 
 
 class Flag(IntFlag):
@@ -51,6 +54,7 @@ class Flag(IntFlag):
     ROW_STATUS = 4
     COMPRESSED = 8
     CHECKED = 16
+    SHARED = 32
 
 
 class DType(IntEnum):
@@ -94,8 +98,8 @@ DTYPE_OF: dict[np.dtype[Any], DType] = {
 _KINDS = frozenset(int(kind) for kind in Kind)
 _ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
 _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
-_FLAGS = int(Flag.VARIABLE | Flag.CONFIDENCE | Flag.ROW_STATUS | Flag.COMPRESSED | Flag.CHECKED)
-_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED = (int(flag) for flag in Flag)
+_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED = (int(flag) for flag in Flag)
+_FLAGS = _VARIABLE | _CONFIDENCE | _ROW_STATUS | _COMPRESSED | _CHECKED | _SHARED
 _BOOL = int(DType.BOOL)
 
 
@@ -205,6 +209,8 @@ def _check_control(header: Header) -> None:
         raise BadFrame(f"{Kind(header.kind).name} carries no rows")
     if header.kind in _EMPTY_KINDS and header.payload_bytes:
         raise BadFrame(f"{Kind(header.kind).name} has no payload")
+    if header.kind == Kind.REGION and header.payload_bytes != _REGION.size:
+        raise BadFrame(f"a region is told in {_REGION.size} bytes, not {header.payload_bytes}")
 
 
 def _check_rows(header: Header, rows_max: int) -> None:
@@ -220,6 +226,8 @@ def _check_rows(header: Header, rows_max: int) -> None:
         raise BadFrame("str and bytes rows are always VARIABLE")
     if flags & _COMPRESSED and (header.dtype != DType.STR or header.kind != Kind.PREDICT):
         raise BadFrame("only the str rows of a PREDICT may be COMPRESSED")
+    if flags & _SHARED and (header.kind != Kind.PREDICT or flags & ~(_SHARED | _CHECKED)):
+        raise BadFrame("only the rows of one shape of a PREDICT may be SHARED, and nothing else beside them")
     if header.rows == 0:
         raise BadFrame("a batch has at least one row")
     if header.rows > rows_max:
@@ -237,6 +245,8 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
     """
     if payload.size != header.payload_bytes:
         raise BadFrame(f"payload of {payload.size} bytes, header says {header.payload_bytes}")
+    if header.flags & _SHARED:
+        raise BadFrame("rows in shared memory, where none was agreed on")
     if header.flags & _CHECKED and zlib.crc32(payload.data) != header.payload_crc:
         raise BadFrame("payload damaged (its CRC differs)")
     n, kind = header.rows, NUMPY_TYPES[header.dtype]
@@ -420,6 +430,34 @@ def _strings(data: Bytes, spans: Any) -> list[str]:
         text = raw.decode("ascii")
         return [text[a:b] for a, b in spans]
     return [raw[a:b].decode("utf-8") for a, b in spans]
+
+
+# -- rows in shared memory
+
+
+def open_runs(header: Header, payload: Bytes) -> list[tuple[int, int, int]]:
+    """The runs of a SHARED batch: (region, first row, rows). Not yet compared with the regions.
+
+    Raises: BadFrame.
+    """
+    check_payload(header, payload)
+    if not payload.size or payload.size % _RUN.size:
+        raise BadFrame(f"{payload.size} bytes are no runs of {_RUN.size}")
+    runs = [(region, first, count) for region, count, first in _RUN.iter_unpack(payload.data)]
+    if sum(count for _, _, count in runs) != header.rows or not all(count for _, _, count in runs):
+        raise BadFrame(f"runs of other than {header.rows} rows")
+    return runs
+
+
+def open_region(payload: Bytes) -> tuple[int, int, int]:
+    """A REGION's number, its rows and the bytes of each.
+
+    Raises: BadFrame.
+    """
+    number, rows, row_bytes = _REGION.unpack(payload.data)
+    if number >> 32 or not rows or not row_bytes:
+        raise BadFrame(f"region {number} of {rows} rows of {row_bytes} bytes")
+    return number, rows, row_bytes
 
 
 # -- control frames

@@ -42,6 +42,7 @@ class Hello(msgspec.Struct, frozen=True):
     token: str = ""
     pid: int = 0
     sdk: str = ""
+    shared: bool = False
 
     @property
     def id(self) -> VersionedModel:
@@ -81,12 +82,14 @@ class Containers:
         frame_bytes_max: int,
         find: Callable[[Hello], Seat],
         changed: Callable[[VersionedModel], None] = lambda _: None,
+        shared_memory: bool = True,
     ) -> None:
         self._engine = engine
         self._token = token.encode()
         self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max}
         self._find = find
         self._changed = changed
+        self._shared_memory = shared_memory
         self._greeted: dict[int, Hello] = {}  # let in, until the loop has attached them
         self._replicas: dict[int, Replica] = {}
         self._arrival = threading.Condition()
@@ -210,12 +213,14 @@ class Containers:
     def _attach(self, conn: int, hello: Hello, seat: Seat) -> None:
         batching = seat.batching
         size_max = min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
+        shared = hello.shared and self._shared_memory
         self._engine.attach(
             conn,
             seat.model.index,
-            msgpack.packb({**self._welcome, "conn": conn, "crc": False}),
+            msgpack.packb({**self._welcome, "conn": conn, "crc": False, "shared": shared}),
             number=hello.replica,
             protocol=hello.protocol,
+            shared=shared,
             mode=MODES[batching.mode],
             size_max=size_max,
             step=batching.step,

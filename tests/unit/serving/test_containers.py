@@ -65,7 +65,8 @@ M = VersionedModel("m", 1)
 def test_a_container_is_welcomed_attached_and_gone(node):
     conn, kind, payload = node.greet(replica=3, pid=77)
     assert kind is wire.Kind.WELCOME
-    assert msgpack.unpackb(payload) == {"conn": conn, "heartbeat_ms": 500, "payload_bytes_max": 1 << 20, "crc": False}
+    welcome = {"conn": conn, "heartbeat_ms": 500, "payload_bytes_max": 1 << 20, "crc": False, "shared": False}
+    assert msgpack.unpackb(payload) == welcome
     assert node.containers.wait_for(M, 1, 20)
     (replica,) = node.containers.of(M)
     assert (replica.conn, replica.hello.replica, replica.hello.pid) == (conn, 3, 77)

@@ -1,0 +1,59 @@
+"""Rows in shared memory, by seed: a model may read its inputs until it answers, and what it then says of rows that have changed
+under it must reach nobody.
+"""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from clipper_core.status import Status
+from tests.simulation.world import FAULTS, HEARTBEAT_MS, Container, Kin, World
+
+MEANWHILE = ["stuck", "slow", "hang", "die_before", "die_after", "raise", "twice", "old_id"]
+
+
+def ask(world: World, rng: Random, kin: Kin, until_us: int, *, gap_us: int, keys: int) -> None:
+    while world.now_us < until_us:
+        for _ in range(rng.choice([1, 1, 8])):
+            wanted = rng.randrange(keys) if rng.random() < 0.8 else [rng.randrange(keys) for _ in range(rng.randint(2, 30))]
+            world.submit(kin, wanted, rng.choice([1_500, 3_000, 20_000, 60_000]))
+        world.pass_us(rng.randint(1, 2 * gap_us))
+
+
+def run(seed: int) -> tuple[World, Counter[Status]]:
+    rng = Random(seed)
+    world = World(seed)
+    kin = world.model("wide", "f32", (128,), lane_rows=rng.choice([16, 64, 256]), output="f64", output_shape=())
+    for i in range(rng.randint(1, 3)):
+        Container(
+            world,
+            kin,
+            shares=i == 0 or rng.random() < 0.7,
+            a_us=rng.choice([100, 2_000, 6_000]),
+            b_us=rng.choice([1, 50]),
+            faults=rng.sample(MEANWHILE if rng.random() < 0.7 else FAULTS, 3),
+            fault_share=0.3,
+            latency_us=rng.choice([10, 300]),
+            size_max=rng.choice([1, 4, 64]),
+            mode=rng.choice([0, 1, 3]),
+            checked=rng.random() < 0.5,
+        )
+    world.pass_us(1_000)  # the first lane is made when a container that shares is there
+    ask(world, rng, kin, 400_000, gap_us=rng.choice([100, 500]), keys=rng.choice([200, 5_000]))
+    world.pass_us(HEARTBEAT_MS * 4_000 + 500_000)
+    return world, world.check()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_changes_under_a_model_reaches_nobody(seed: int) -> None:
+    """Values are right although models compute them from what lies in the rows when they answer."""
+    world, ended = run(seed)
+    assert ended[Status.OK]
+    assert world.frames["SHARED"]
+    world.check_rest()
+
+
+def test_rows_do_change_under_late_models() -> None:
+    """The runs above are about something: without a rule, some of these outputs would have been kept."""
+    assert sum(run(seed)[0].frames["rows changed"] for seed in range(6)) > 20
