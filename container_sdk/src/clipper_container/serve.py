@@ -155,10 +155,10 @@ def _serve_once(
     """One connection, from the dial to GOODBYE. Returns when the server wants no more; raises for any other end."""
     connection = Connection(connect(address, ATTEMPT_S), stop, PAYLOAD_BYTES_MAX, ATTEMPT_S)
     try:
+        if sharing:
+            connection.take_descriptors()  # one may come right behind WELCOME
         connection.send(control_frame(Kind.HELLO, pack_map(options.hello(sharing))))
         welcome = _read_welcome(connection)
-        if sharing and welcome.shared:
-            connection.take_descriptors()
         for reset in welcomed:
             reset()
         connection.buffer.size_max = HEADER_BYTES + welcome.payload_bytes_max
