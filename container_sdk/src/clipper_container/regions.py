@@ -152,7 +152,10 @@ class Regions:
 
     def are_lent(self) -> bool:
         """Does anyone hold a view of any region?"""
-        return any(region.is_lent() for region in self._regions.values())
+        for region in self._regions.values():
+            if region.is_lent():
+                return True
+        return False
 
     def leave(self, header: Header, payload: Bytes) -> None:
         """The model has kept the inputs of this batch: they are its own from now on.

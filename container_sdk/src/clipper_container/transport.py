@@ -33,6 +33,9 @@ BACKOFF_S_MAX = 10.0
 _JOINED_BYTES_MAX = 16 << 10
 _PIECES_MAX = 512  # of one sendmsg; the kernel's own limit is 1024
 _DESCRIPTORS_MAX = 4  # that have come and whose frame has not
+_DONTWAIT, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_DESCRIPTORS_BYTES = socket.CMSG_SPACE(_DESCRIPTORS_MAX * 4)
 SPIN_NS = 50_000
 SPIN_SCORE_MAX = 16
 SPIN_TRIAL = 64
@@ -286,7 +289,7 @@ class Connection:
         until = time.perf_counter_ns() + SPIN_NS
         while not self._stop.requested:
             try:
-                self._receive(end, socket.MSG_DONTWAIT)
+                self._receive(end, _DONTWAIT)
             except BlockingIOError:
                 if time.perf_counter_ns() < until:
                     continue
@@ -315,14 +318,13 @@ class Connection:
 
     def _receive_with(self, room: memoryview, flags: int, descriptors: list[int]) -> int:
         """Bytes, and the descriptors that came with them."""
-        space = socket.CMSG_SPACE(_DESCRIPTORS_MAX * 4)
-        count, messages, said, _ = self._sock.recvmsg_into([room], space, flags | socket.MSG_CMSG_CLOEXEC)
-        if not messages and not said & socket.MSG_CTRUNC:
+        count, messages, said, _ = self._sock.recvmsg_into([room], _DESCRIPTORS_BYTES, flags | _CLOEXEC)
+        if not messages and not said & _TRUNCATED:
             return count
         for level, kind, data in messages:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors += array.array("i", data[: len(data) // 4 * 4])
-        if said & socket.MSG_CTRUNC or len(descriptors) > _DESCRIPTORS_MAX:
+        if said & _TRUNCATED or len(descriptors) > _DESCRIPTORS_MAX:
             raise BadFrame("more descriptors than frames that need one")
         return count
 
