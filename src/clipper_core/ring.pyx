@@ -94,7 +94,8 @@ cdef class WorkRing:
     """Threads: any may push; one may pop.
 
     A ring of `size` rows (a power of two >= 2) of `row_bytes` bytes each, for tests and benchmarks; the engine uses the same
-    structure from below. `shared`: rows behind a memfd, if there is one to be had. Source: docs/design.md, "The ring is the wire buffer".
+    structure from below. `shared`: rows behind a memfd, if there is one to be had. Source: docs/design.md, "The queue is the
+    wire buffer".
     """
     cdef Ring* ring
     cdef u64 head

@@ -1,4 +1,4 @@
-"""Rows that a container maps: what it is told, what it then reads, when rows go over the socket after all, what is left behind."""
+"""Rows that a container maps: what it is told, what it reads, when rows go over the socket after all, what is left behind."""
 
 import fcntl
 import mmap

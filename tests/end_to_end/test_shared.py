@@ -117,7 +117,7 @@ def test_killed_again_and_again_under_load(server, wide):
 
 
 def test_frozen_and_let_go(server, wide):
-    """A container that is stopped while it holds a batch: the batch's queries end in time, and what it says later harms nobody."""
+    """A container that is stopped while it holds a batch: its queries end in time, and what it says later harms nobody."""
     (pid,) = ready(server, wide)
     x = rows_of(200, 3)
     check(wide, x)

@@ -281,7 +281,13 @@ class Container:
     def say_welcome(self) -> None:
         """The control thread's part."""
         self.world.engine.attach(
-            self.conn, self.kin.number, b"welcome", protocol=self.protocol, checked=self.checked, shared=self.shares, **self.attach
+            self.conn,
+            self.kin.number,
+            b"welcome",
+            protocol=self.protocol,
+            checked=self.checked,
+            shared=self.shares,
+            **self.attach,
         )
         self.world.asked_us = self.world.now_us
 

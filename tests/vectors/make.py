@@ -317,6 +317,21 @@ def refused() -> list[Vector]:
     add("block_size", "the block holds 3 bytes, not 4", header(**text, payload_bytes=24) + other)
     add("heartbeat_payload", "HEARTBEAT is empty", header(HEARTBEAT, payload_bytes=8) + scalar)
     add("hello_rows", "HELLO carries no rows", header(HELLO, rows=1, payload_bytes=8) + scalar)
+    refused_sharing(add, row)
+    add("v1_format_0", "format 0 is unknown", struct.pack("<BII", 0, 1, 1) + b"\0", 1)
+    add("v1_format_8", "format 8 is unknown", struct.pack("<BII", 8, 1, 1) + b"\0", 1)
+    add("v1_rows_0", "a batch has at least one row", struct.pack("<BII", 3, 0, 0), 1)
+    add("v1_count_hostile", "more rows than bytes", struct.pack("<BII", 3, 2**32 - 1, 2**32 - 1) + b"\0", 1)
+    add("v1_length_hostile", "a length beyond the content", struct.pack("<BIII", 6, 1, 5, 2**32 - 1) + b"\0", 1)
+    add("v1_content_long", "content beyond the rows", struct.pack("<BIII", 6, 1, 6, 1) + b"\0\0", 1)
+    add("v1_negative", "a negative length", struct.pack("<BIIi", 7, 1, 5, -1) + b"\0", 1)
+    add("v1_offset_0", "a match 0 bytes back", struct.pack("<BIIi", 7, 1, 13, 9) + b"\x14a\0\0\x00" + bytes(4), 1)
+    add("v1_offset_far", "a match before the start", struct.pack("<BIIi", 7, 1, 10, 6) + b"\x10a\x02\x00\x10b", 1)
+    return found
+
+
+def refused_sharing(add: Any, row: Vector) -> None:
+    """REGION and SHARED: what can be told without having mapped anything."""
     run, two = struct.pack("<IIQ", 3, 1, 5), row | {"rows": 2}
     add("region_short", "REGION is told in 24 bytes", header(REGION, payload_bytes=16) + run)
     add("region_rows", "REGION carries no rows", header(REGION, rows=1, payload_bytes=24) + bytes(24))
@@ -333,16 +348,6 @@ def refused() -> list[Vector]:
     add("shared_status", "nothing beside SHARED rows", header(**row, flags=SHARED | ROW_STATUS, payload_bytes=16) + run)
     add("shared_variable", "SHARED rows are of one shape",
         header(dtype="u8", rows=1, dims=(0,), flags=SHARED | VARIABLE, payload_bytes=16) + run)  # fmt: skip
-    add("v1_format_0", "format 0 is unknown", struct.pack("<BII", 0, 1, 1) + b"\0", 1)
-    add("v1_format_8", "format 8 is unknown", struct.pack("<BII", 8, 1, 1) + b"\0", 1)
-    add("v1_rows_0", "a batch has at least one row", struct.pack("<BII", 3, 0, 0), 1)
-    add("v1_count_hostile", "more rows than bytes", struct.pack("<BII", 3, 2**32 - 1, 2**32 - 1) + b"\0", 1)
-    add("v1_length_hostile", "a length beyond the content", struct.pack("<BIII", 6, 1, 5, 2**32 - 1) + b"\0", 1)
-    add("v1_content_long", "content beyond the rows", struct.pack("<BIII", 6, 1, 6, 1) + b"\0\0", 1)
-    add("v1_negative", "a negative length", struct.pack("<BIIi", 7, 1, 5, -1) + b"\0", 1)
-    add("v1_offset_0", "a match 0 bytes back", struct.pack("<BIIi", 7, 1, 13, 9) + b"\x14a\0\0\x00" + bytes(4), 1)
-    add("v1_offset_far", "a match before the start", struct.pack("<BIIi", 7, 1, 10, 6) + b"\x10a\x02\x00\x10b", 1)
-    return found
 
 
 def lines(vectors: list[Vector]) -> str:

@@ -15,7 +15,6 @@ import fcntl
 import math
 import mmap
 import os
-import struct
 import sys
 
 import numpy as np
@@ -152,10 +151,7 @@ class Regions:
 
     def are_lent(self) -> bool:
         """Does anyone hold a view of any region?"""
-        for region in self._regions.values():
-            if region.is_lent():
-                return True
-        return False
+        return any(map(Region.is_lent, self._regions.values()))
 
     def leave(self, header: Header, payload: Bytes) -> None:
         """The model has kept the inputs of this batch: they are its own from now on.
