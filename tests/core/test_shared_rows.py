@@ -4,8 +4,11 @@ import fcntl
 import mmap
 import os
 import resource
+import select
+import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,11 @@ import numpy as np
 import pytest
 
 from clipper_core.codec import Flag, Kind, decode_header, encode_frame, encode_rows, open_rows, open_runs
+from clipper_core.engine import Engine
+from clipper_core.io_loop import IoLoop
+from clipper_core.model import Model
 from clipper_core.ring import WorkRing
+from clipper_core.scheduler import Notice
 from clipper_core.status import Status
 
 World = Any  # tests/core/conftest.py
@@ -311,3 +318,70 @@ def test_a_cell_is_untouched_until_it_is_claimed_again() -> None:
             assert ring.untouched(4 * turn + i)
             assert turn == 0 or not ring.untouched(4 * (turn - 1) + i)
             assert i == 3 or turn == 0 or ring.untouched(4 * (turn - 1) + i + 1)
+
+
+# -- a real socket
+
+
+def frames_of(sock: socket.socket) -> Iterator[tuple[int, bytes, list[int]]]:
+    """(kind, payload, descriptors that were there with the frame's first byte: of REGION its own, of others none).
+
+    The kernel hands a descriptor over with the bytes that it was sent with, and perhaps some before them.
+    """
+    data, fds = b"", list[int]()
+    while True:
+        while len(data) < 64 or len(data) < 64 + (decode_header(data) or pytest.fail("no frame")).payload_bytes:
+            piece, new, _, _ = socket.recv_fds(sock, 1 << 16, 4)
+            if not piece:
+                return
+            data += piece
+            fds += new
+        size = 64 + (decode_header(data) or pytest.fail("no frame")).payload_bytes
+        frame, data = data[:size], data[size:]
+        yield frame[5], frame[64:], [fds.pop(0)] if frame[5] == Kind.REGION else []
+        assert data or not fds, "a descriptor came before any byte of its frame"
+
+
+def test_a_descriptor_comes_with_its_frame_behind_a_full_socket(tmp_path: Path) -> None:
+    """A megabyte of rows that cannot be shared fills the socket; the region that follows waits behind it."""
+    engine = Engine(cache_bytes_max=1 << 20, tasks_max=1 << 12)
+    model = Model(engine, "wide:1", 1, "f64", (1 << 17,), cached=False, lane_rows=16, lane_bytes_max=1 << 26)
+    loop = IoLoop(engine)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    loop.listen(listener.detach())
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            early = model.predict(np.full(1 << 17, 1.0), 20_000)  # its lane is private: nobody shares yet
+            sock.connect(str(tmp_path / "s"))
+            sock.sendall(encode_frame(Kind.HELLO, b"hello"))
+            engine.attach(await_hello(engine), 0, b"welcome", shared=True, mode=STATIC, size_max=1)
+            frames = frames_of(sock)
+            assert next(frames)[0] == Kind.WELCOME
+            late = model.predict(np.full(1 << 17, 2.0), 60_000)
+            seen = [next(frames) for _ in range(3)]
+            assert [(kind, len(fds)) for kind, _, fds in seen] == [(Kind.PREDICT, 0), (Kind.REGION, 1), (Kind.PREDICT, 0)]
+            memory = mmap.mmap(seen[1][2][0], 1 << 20, prot=mmap.PROT_READ)
+            assert np.frombuffer(memory[:8], "<f8")[0] == 2.0
+            memory.close()
+            os.close(seen[1][2][0])
+            for number in (1, 2):
+                sock.sendall(encode_rows(Kind.REPLY, np.array([float(number)]), id=number))
+            assert (early.result(10), late.result(10)) == (1.0, 2.0)
+    finally:
+        loop.stop()
+        thread.join()
+        loop.close_connections()
+        engine.finish()
+
+
+def await_hello(engine: Engine) -> int:
+    while True:
+        select.select([engine.news_fd], [], [], 10)
+        for kind, conn, *_ in engine.news():
+            if kind == Notice.SAID_HELLO:
+                return conn
