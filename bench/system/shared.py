@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import clipper
-from bench.harness import Goal, Row, interleave, per_call_ns, row, window_ns
-from bench.system.engine import scaled
+from bench.harness import Goal, Row, Sample, interleave, per_call_ns, row, window_ns
 from bench.system.floor import copy_ns
 from bench.system.reference import distinct
 
@@ -80,7 +79,7 @@ def main(quick: bool) -> list[Row]:
         cases |= {"copy": copy_ns(BULK_ROWS, 4 * WIDE)}
         order = sorted(cases, key=lambda name: name.split(" ", 1)[-1])
         found = interleave({name: cases[name] for name in order}, repetitions=3 if quick else 15)
-    per_s = {name: type(sample)(tuple(1e9 / ns for ns in sample.values)) for name, sample in found.items()}
+    per_s = {name: Sample(tuple(1e9 / ns for ns in sample.values)) for name, sample in found.items()}
     rows = []
     for way, goal in (("shared", 1.5e6), ("unix", 0.7e6)):
         rows.append(
@@ -104,3 +103,7 @@ def main(quick: bool) -> list[Row]:
 
 def mean(values: list[float]) -> float:
     return sum(values[1:]) / max(len(values) - 1, 1)  # the first is the warm-up
+
+
+def scaled(sample: Sample, factor: float) -> Sample:
+    return Sample(tuple(value * factor for value in sample.values))
