@@ -55,6 +55,7 @@ struct Cells {
     // whoever saw new bytes is seen to be later than the new tail. Machines without such an order get no for an answer.
     bool untouched(std::uint64_t pos) const {
 #if defined(__x86_64__)
+        // order: relaxed would do here, it is the claim's locked instruction and the machine's order of stores that count
         return tail.load(std::memory_order_seq_cst) <= pos + size;
 #else
         return pos != pos;

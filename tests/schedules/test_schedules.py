@@ -36,6 +36,8 @@ STRUCTURES = {
 JUSTIFIED = {
     "ring.hpp full: turn.load acquire -> relaxed",
     "ring.hpp pop: tail.load seq_cst -> acq_rel",
+    "ring.hpp untouched: tail.load seq_cst -> acq_rel",
+    "ring.hpp untouched: tail.load seq_cst -> relaxed",
     "future.hpp slots_first_open: state.load seq_cst -> acq_rel",
     "future.hpp delivery_dies: epoch.fetch_add seq_cst -> acq_rel",
     "future.hpp mailbox_look_at_all: overflow.exchange seq_cst -> acq_rel",
