@@ -21,12 +21,12 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
-    ("status", "dtype", "row_hash"),
+    ("status", "dtype", "row_hash", "lead"),
     ("lz4",),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
-    ("future", "clock_cache", "codec"),
-    ("mailbox", "lane", "link"),
-    ("replica",),
+    ("delivery", "clock_cache", "codec"),
+    ("future", "lane", "link"),
+    ("mailbox", "replica"),
     ("crew",),
     ("scheduler",),
     ("engine",),

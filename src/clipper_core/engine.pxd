@@ -1,7 +1,7 @@
 # The owner of one engine: everything that decides (scheduler) and everything that waits (lanes, futures), made and freed here.
 #
 # Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
-from clipper_core.future cimport Delivery
+from clipper_core.delivery cimport Delivery
 from clipper_core.machine cimport u32
 from clipper_core.scheduler cimport Command, EngineState, ModelState
 

@@ -1,6 +1,6 @@
 from typing import Any
 
-from clipper_core.future import Delivery
+from clipper_core.delivery import Delivery
 from clipper_core.scheduler import Notice
 from clipper_core.status import Status
 

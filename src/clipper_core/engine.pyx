@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 from posix.unistd cimport close
 
 from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
-from clipper_core.future cimport delivery_flush, delivery_kill
+from clipper_core.delivery cimport delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes_free, lanes_new, lanes_wake, row_end,
                                 task_of, ticket_of)

@@ -108,11 +108,15 @@ template <class Delivery>
 inline void waiter_leaves(Delivery& d) {
     d.waiters.fetch_sub(1, std::memory_order_relaxed);
 }
-// After something ended: true if somebody may sleep and is to be woken.
+// After something ended: how many may sleep and are to be woken; who leads (lead.hpp) is counted, but awake.
 template <class Delivery>
-inline bool epoch_ends(Delivery& d) {
+inline std::uint32_t epoch_ends(Delivery& d) {
     d.epoch.fetch_add(1, std::memory_order_seq_cst);
-    return d.waiters.load(std::memory_order_seq_cst) != 0;
+    return d.waiters.load(std::memory_order_seq_cst);
+}
+template <class Delivery>
+inline std::uint32_t waiters_now(Delivery& d) {
+    return d.waiters.load(std::memory_order_seq_cst);
 }
 template <class Delivery>
 inline void delivery_dies(Delivery& d, std::uint32_t status) {  // and then everybody is woken

@@ -1,97 +1,9 @@
-# Predictions by ticket. Results live in blocks of consecutive slots; a Future is (block, first, count): one slot for a task,
-# a few for an ensemble, thousands for an array. done() is one load per slot, and a slot is seen done once only.
-#
-# Ending a task is one compare-and-swap PENDING -> status, on one byte. The loop thread writes the value before it; whoever else
-# ends a slot (cancel) writes no value. A block is recycled by whoever drops its last reference: two a slot, its future's and its
-# task's, all of them there from the start, so that handing a slot out touches no counter. A query that is answered at submit
-# (a cache hit, a refusal) needs no slot: its Future holds the value itself.
-#
-# Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once per batch; event loops and the
-# callback thread have a mailbox each: a ring of slot ids and one eventfd, written only while its reader is asleep.
+# Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an ensemble, thousands for an array.
+# done() is one load per slot. A query that is answered at submit (a cache hit, a refusal) needs no slot: its Future holds the
+# value itself.
+from clipper_core.delivery cimport Block, Delivery
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.prediction cimport Value
-from clipper_core.ring cimport Spsc
-from clipper_core.status cimport Status
-
-cdef enum:
-    BLOCK_SLOTS = 256
-    MAILBOXES_MAX = 32
-
-cdef cppclass Block:
-    atomic[u32] refs
-    u32 count                   # slots
-    u32 used                    # slots handed out; under the delivery's lock
-    u64 first_id                # id of slot 0; ids are never used twice
-    Block* next                 # free list
-    atomic[u8]* state           # Status, per slot
-    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot
-    u64* word                   # value, written before state leaves PENDING
-    u8* tag
-    u32* latency_us             # submit to completion; 0 for a cache hit
-
-cdef cppclass Mailbox:
-    atomic[u32] armed           # the reader sleeps on fd
-    atomic[u32] overflow        # a notice was lost: look at everything
-    Spsc* ids
-    int fd
-    bint taken
-
-cdef cppclass DeliveryState:
-    atomic[u32] epoch           # bumped once per flush; the futex of blocked threads
-    atomic[u32] waiters
-    atomic[u32] lock            # guards current, free, next_id: a few instructions per claim
-    atomic[u32] dead            # Status.CLOSED or FORKED: nothing will complete any more
-    atomic[u64] issued          # tasks handed out, tasks ended: equal when nothing is in flight
-    atomic[u64] answered        # at submit and by cancel
-    atomic[u64] ended           # in the loop, its only writer
-    Block* current
-    Block* free
-    u64 next_id
-    Mailbox* boxes[32]
-    u32 dirty                   # loop only: mailboxes with news since the last flush
-    bint touched                # loop only: something ended since the last flush
-
-# -- the steps that threads race on: future.hpp, the source that tests/schedules checks
-cdef extern from "future.hpp" namespace "clipper" nogil:
-    void claims_lock(atomic[u32]& lock) noexcept
-    void claims_unlock(atomic[u32]& lock) noexcept
-    void block_hold(Block& block, u32 refs) noexcept
-    bint block_let_go(Block& block, u32 refs) noexcept
-    bint slot_try_end(Block& block, u32 slot, u8 status, const Value& value, u32 latency_us, u32* boxes) noexcept
-    bint slot_try_cancel(Block& block, u32 slot, u8 cancelled) noexcept
-    void slot_answer(Block& block, u32 slot, u8 status, const Value& value) noexcept
-    u8 slot_state(const Block& block, u32 slot) noexcept
-    u32 slots_first_open(Block& block, atomic[u32]& cursor, u32 first, u32 count) noexcept
-    void waiter_enters(DeliveryState& d) noexcept
-    u32 waiter_epoch(DeliveryState& d) noexcept
-    u32 waiter_dead(DeliveryState& d) noexcept
-    void waiter_leaves(DeliveryState& d) noexcept
-    bint epoch_ends(DeliveryState& d) noexcept
-    void delivery_dies(DeliveryState& d, u32 status) noexcept
-    bint slot_ask(Block& block, u32 slot, u32 box) noexcept
-    u32 slot_boxes(const Block& block, u32 slot) noexcept
-    void mailbox_overflow(Mailbox& box) noexcept
-    void mailbox_put(Mailbox& box, Spsc& ids, u64 slot_id) noexcept
-    bint mailbox_to_wake(Mailbox& box) noexcept
-    bint mailbox_arm(Mailbox& box, const Spsc& ids) noexcept
-    bint mailbox_look_at_all(Mailbox& box) noexcept
-
-# -- slots. Threads: any.
-cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil   # False: no memory
-cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
-
-# -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
-cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
-cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
-cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothing will complete any more. Threads: any
-
-# -- ending at submit, before anyone can wait. Threads: any.
-cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil
-
-cdef class Delivery:
-    cdef DeliveryState* state
-    cdef public object on_await        # (Future) -> awaitable of the running event loop; set by the asyncio face
-    cdef public object on_callback     # (Future, fn) -> None
 
 cdef class Future:
     cdef Delivery delivery
@@ -112,6 +24,8 @@ cdef class Future:
     cdef u8 _state(self, u32 i) noexcept nogil
     cdef Value _held(self, u32 i) noexcept nogil
     cdef int _wait(self, u64 until_us) noexcept nogil
+    cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil
+    cdef object _outcome(self)
     cdef object _single(self, u32 i)
     cdef object _value(self, u32 i)
     cdef object _error(self, u32 i, u8 state)

@@ -6,16 +6,6 @@ from numpy.typing import NDArray
 
 from clipper_core.status import Status
 
-class Delivery:
-    on_await: Callable[[Future], Any] | None
-    on_callback: Callable[[Future, Callable[[Future], object]], None] | None
-    def __init__(self) -> None: ...
-    @property
-    def issued(self) -> int: ...
-    @property
-    def answered(self) -> int: ...
-    def kill(self, status: int) -> None: ...
-
 @final
 class Future:
     extra: Any

@@ -1,219 +1,32 @@
-"""Futures by ticket, and the delivery of what has ended to threads, event loops and callbacks, without the GIL.
+"""Futures by ticket: looking, waiting, awaiting, giving up.
 
-How a waiter and the loop thread cannot miss each other: future.hpp, which holds every step that they race on. What is asked of
-this module is their order: a blocked thread counts itself, then reads `epoch`, then looks at its slots; the loop ends slots and
-puts notices, then ends the epoch, then wakes.
+How a waiter and the loop cannot miss each other: future.hpp. What is asked of this module is the order: a blocked thread counts
+itself, then reads `epoch`, then looks at its slots, and only then sleeps, or takes the lead.
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdlib cimport free
-from libc.string cimport memset
 
 import logging
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 
+from clipper_core.delivery cimport (MAILBOXES_MAX, DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead,
+                                    delivery_rouse, epoch_ends, mailbox_overflow, slot_boxes, slot_state, slot_try_cancel,
+                                    slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
 from clipper_core.dtype cimport F64
-from clipper_core.machine cimport aligned_new, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
+from clipper_core.machine cimport eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
-from clipper_core.ring cimport spsc_free
-from clipper_core.status cimport CANCELLED, FULL, NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.status cimport CANCELLED, FULL, OK, PENDING, raise_for
 
 from clipper_core.status import Status as StatusName
 from clipper_core.status import error_for
 
 import numpy as np
 
-cdef extern from "<unistd.h>" nogil:
-    int close(int fd) noexcept
-
 cdef enum:
     WAIT_SLICE_US = 50000       # a blocked thread looks for signals this often
 
 cdef u64 NEVER_US = <u64> 1 << 62
-
-
-# -- blocks ------------------------------------------------------------------------------------------------------------
-
-cdef Block* _block_new(u32 count) noexcept nogil:
-    cdef u64 head = (sizeof(Block) + 63) & ~<u64> 63
-    cdef u64 n = (<u64> count + 63) & ~<u64> 63
-    cdef char* memory = <char*> aligned_new(head + n * (8 + 4 + 4 + 1 + 1))
-    if memory == NULL:
-        return NULL
-    cdef Block* block = <Block*> memory
-    block.count = count
-    block.word = <u64*> (memory + head)
-    block.latency_us = <u32*> (memory + head + n * 8)
-    block.boxes = <atomic[u32]*> (memory + head + n * 12)
-    block.state = <atomic[u8]*> (memory + head + n * 16)
-    block.tag = <u8*> (memory + head + n * 17)
-    return block
-
-
-cdef void _block_reset(Block* block) noexcept nogil:
-    cdef u32 n = (block.count + 63) & ~<u32> 63
-    block.used = 0
-    memset(<void*> block.word, 0, <u64> n * 18)
-
-
-cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
-    """A fresh block with two references a slot and one of the allocator's. Under the lock."""
-    cdef Block* block = NULL
-    if count == BLOCK_SLOTS and d.free != NULL:
-        block = d.free
-        d.free = block.next
-        _block_reset(block)
-    else:
-        block = _block_new(count)
-    if block == NULL:
-        return NULL
-    block_hold(block[0], 1 + 2 * count)
-    block.first_id = d.next_id
-    d.next_id += count
-    return block
-
-
-cdef void _block_retire(DeliveryState* d, Block* block) noexcept nogil:
-    cdef u32 i
-    cdef Value value
-    for i in range(block.used):
-        if block.tag[i] == TAG_BLOB:
-            value.word = block.word[i]
-            value.tag = TAG_BLOB
-            value_drop(&value)
-    if block.count != BLOCK_SLOTS:
-        free(block)
-        return
-    claims_lock(d.lock)
-    block.next = d.free
-    d.free = block
-    claims_unlock(d.lock)
-
-
-cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
-    if block_let_go(block[0], refs):
-        _block_retire(d, block)
-
-
-cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil:
-    """`count` consecutive slots; each comes with its future's reference and its task's."""
-    cdef Block* b
-    cdef Block* full = NULL
-    claims_lock(d.lock)
-    b = d.current
-    if count > BLOCK_SLOTS / 4:
-        b = _block_take(d, count)
-        if b != NULL:
-            block_hold(b[0], 2 * count)                 # it is never current: no reference of the allocator's
-    elif b == NULL or b.used + count > BLOCK_SLOTS:
-        full = b
-        b = _block_take(d, BLOCK_SLOTS)
-        if b != NULL:
-            d.current = b
-    if b == NULL:
-        claims_unlock(d.lock)
-        return False
-    first[0] = b.used
-    block[0] = b
-    b.used += count
-    d.issued.store(d.issued.load(relaxed) + count, relaxed)
-    claims_unlock(d.lock)
-    if full != NULL:
-        block_drop(d, full, 1 + 2 * (BLOCK_SLOTS - full.used))
-    return True
-
-
-# -- ending ------------------------------------------------------------------------------------------------------------
-
-cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
-    cdef u32 boxes
-    cdef Value mine = value[0]
-    cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
-    if first:
-        d.touched = True
-        d.ended.store(d.ended.load(relaxed) + 1, relaxed)
-        if boxes:
-            _notify(d, block.first_id + slot, boxes)
-    else:
-        value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
-    block_drop(d, block, 1)
-    return first
-
-
-cdef void _notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
-    cdef u32 i
-    for i in range(MAILBOXES_MAX):
-        if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-            mailbox_put(d.boxes[i][0], d.boxes[i].ids[0], slot_id)
-            d.dirty |= <u32> 1 << i
-
-
-cdef void delivery_flush(DeliveryState* d) noexcept nogil:
-    cdef u32 i
-    if not d.touched:
-        return
-    d.touched = False
-    if epoch_ends(d[0]):
-        futex_wake_all(&d.epoch)
-    if d.dirty == 0:
-        return
-    for i in range(MAILBOXES_MAX):
-        if d.dirty & (<u32> 1 << i) and mailbox_to_wake(d.boxes[i][0]):
-            eventfd_signal(d.boxes[i].fd)
-    d.dirty = 0
-
-
-cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:
-    delivery_dies(d[0], <u32> status)
-    futex_wake_all(&d.epoch)
-
-
-cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil:
-    slot_answer(block[0], slot, <u8> status, value[0])
-    d.answered.fetch_add(1, relaxed)
-
-
-cdef class Delivery:
-    """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it alive."""
-
-    def __cinit__(self):
-        self.state = <DeliveryState*> aligned_new(sizeof(DeliveryState))
-        if self.state == NULL:
-            raise_for(NO_MEMORY, "no memory for the result blocks")
-        self.state.next_id = 1
-
-    def __dealloc__(self):
-        cdef DeliveryState* d = self.state
-        cdef Block* block
-        cdef u32 i
-        if d == NULL:
-            return
-        if d.current != NULL:
-            block_drop(d, d.current, 1 + 2 * (BLOCK_SLOTS - d.current.used))
-        while d.free != NULL:
-            block = d.free
-            d.free = block.next
-            free(block)
-        for i in range(MAILBOXES_MAX):
-            if d.boxes[i] != NULL:
-                close(d.boxes[i].fd)
-                spsc_free(d.boxes[i].ids)
-                free(d.boxes[i])
-        free(d)
-
-    @property
-    def issued(self):
-        """Tasks handed out since the start; equals `answered` when nothing is in flight."""
-        return self.state.issued.load(relaxed)
-
-    @property
-    def answered(self):
-        return self.state.answered.load(relaxed) + self.state.ended.load(relaxed)
-
-    def kill(self, int status):
-        """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""
-        delivery_kill(self.state, status)
 
 
 # -- futures -----------------------------------------------------------------------------------------------------------
@@ -292,6 +105,7 @@ cdef class Future:
             d.answered.fetch_add(ended, relaxed)
             if epoch_ends(d[0]):
                 futex_wake_all(&d.epoch)
+                delivery_rouse(d)
             self._tell_mailboxes()
         return ended > 0
 
@@ -309,7 +123,7 @@ cdef class Future:
         """0 done, 1 the time is over, 2 look for signals, 3 the engine is dead."""
         cdef DeliveryState* d = self.delivery.state
         cdef u32 epoch
-        cdef u64 now
+        cdef u64 now, slice_us
         cdef int rc = 0
         waiter_enters(d[0])
         while True:
@@ -324,11 +138,21 @@ cdef class Future:
             if now >= until_us:
                 rc = 1
                 break
-            if futex_wait(&d.epoch, epoch, min(until_us - now, <u64> WAIT_SLICE_US)) != 0:
+            slice_us = min(until_us - now, <u64> WAIT_SLICE_US)
+            if self._lead(until_us, now + slice_us) if delivery_lead(d) else futex_wait(&d.epoch, epoch, slice_us) != 0:
                 rc = 2
                 break
         waiter_leaves(d[0])
         return rc
+
+    cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil:
+        """Be the loop until done; True: look for signals."""
+        cdef DeliveryState* d = self.delivery.state
+        cdef bint look = False
+        while not self.is_done() and not look:
+            look = d.turn(d.mover, slice_us) or waiter_dead(d[0]) or monotonic_us() >= slice_us
+        d.leave(d.mover, not look or slice_us == until_us)
+        return look
 
     def wait(self, timeout=None):
         """Block until done; False when `timeout` (seconds) is over first. Ctrl-C is heard. Releases the GIL."""
@@ -351,6 +175,10 @@ cdef class Future:
         """The result, waiting for it at most `timeout` seconds. Raises the task's typed error, or TimeoutError."""
         if not self.is_done() and not self.wait(timeout):
             raise FutureTimeout(f"no result within {timeout} s; the query's own deadline has not passed yet")
+        return self._outcome()
+
+    cdef object _outcome(self):
+        """Once done: what result() returns or raises."""
         if self.finish is not None:
             if not self.settled:
                 self.outcome = self.finish(self)

@@ -1,15 +1,15 @@
-"""The loop thread's body: epoll, read, write, accept. What to do with the bytes is the engine's affair."""
+"""The loop's body: epoll, read, write, accept. What to do with the bytes is the engine's affair; who does it, the baton's."""
 from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, errno
 from libc.stdlib cimport free
 from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
-from clipper_core.lane cimport loop_sleeps, loop_wakes
+from clipper_core.delivery cimport DeliveryState, delivery_open, delivery_ring, waiters_now
 from clipper_core.link cimport Link, link_pieces, link_room, link_sent, link_unsent
 from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
                                    EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
-                                   eventfd_drain, eventfd_signal, monotonic_us, passes_descriptors, relaxed, send_pieces,
-                                   seq_cst, timer_slack_min, u8)
+                                   eventfd_drain, eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed,
+                                   send_pieces, seq_cst, timer_slack_min, u8)
 from clipper_core.scheduler cimport (EngineState, engine_idle, engine_link, engine_lost, engine_open, engine_received,
                                      engine_step)
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
@@ -51,6 +51,9 @@ cdef enum:
     SPIN_SCORE_MAX = 16
     SPIN_TRIAL = 64
     SPIN_TASKS_MAX = 2
+    SPIN_GAP_US = 20            # between two polls: somebody else had the core
+    PARK_US = 500               # a parked loop thread looks this often whether anybody leads
+    QUIET_MAX = 8               # ticks without a leader before it goes back to epoll
 
 cdef u64 WAKE = <u64> 1 << 40
 cdef u64 LISTENER = <u64> 1 << 41
@@ -186,64 +189,160 @@ cdef int _spin(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) 
     """Poll for a moment instead of sleeping: a wake-up from sleep costs 20 us and more. -> events, 0 for news or time over.
 
     Only while it pays: each spell that ends with news is one for, each that does not is one against, and with the score below
-    zero only one turn in SPIN_TRIAL tries again.
+    zero only one turn in SPIN_TRIAL tries again. A gap between two polls shows that the machine has more threads to run than
+    cores, and halves the score.
     """
     cdef u64 now = monotonic_us()
     cdef u64 end = min(until_us, now + SPIN_US)
+    cdef u64 polled
     cdef int n
     while now < end:
+        polled = now
         n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
         if n or not engine_idle(e) or s.stop.load(relaxed):
             s.spin_score = min(s.spin_score + 1, SPIN_SCORE_MAX)
-            return n
+            return max(n, 0)
         now = monotonic_us()
+        if now - polled > SPIN_GAP_US:
+            s.spin_score = max(s.spin_score, 0) // 2
+            break
     s.spin_score = max(s.spin_score - 1, -1)
     return 0
 
 
 cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
     """Not when the core is needed: a submitter that runs, or a container with much to do, comes first."""
-    cdef u64 open_tasks = (e.delivery.issued.load(relaxed) - e.delivery.answered.load(relaxed)
-                           - e.delivery.ended.load(relaxed))
-    if not s.spins or (open_tasks > SPIN_TASKS_MAX and e.delivery.waiters.load(relaxed) == 0):
+    if not s.spins or (delivery_open(e.delivery) > SPIN_TASKS_MAX and e.delivery.waiters.load(relaxed) == 0):
         return False
     return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0
 
 
 cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) noexcept nogil:
-    """Wait for events, news or the time; -> events."""
+    """Wait for events, news or the time; -> events; -1: a signal came."""
     cdef u64 now = monotonic_us()
     cdef u64 woken
     cdef int n
-    loop_sleeps(e.lanes[0])
+    e.delivery.lead.doze()
     if not engine_idle(e) or s.stop.load(seq_cst):
         until_us = now
     n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
-    loop_wakes(e.lanes[0])
+    e.delivery.lead.rise()
     woken = monotonic_us()
     if n == 0 and until_us > now and woken > until_us and woken - until_us > s.late_us_max.load(relaxed):
         s.late_us_max.store(woken - until_us, relaxed)
     return n
 
 
-cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
+cdef void _step(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    s.until_us = engine_step(e, now_us)
+    _flush(s, e, now_us)
+    s.steps.fetch_add(1, relaxed)
+
+
+cdef bint _turn(LoopState* s, EngineState* e, u64 until_us) noexcept nogil:
+    """Wait for events until then at most, and let the engine step. True: a signal came instead."""
     cdef epoll_event[EVENTS_MAX] events
-    cdef u64 now, until
+    cdef u64 now
     cdef int i, n
+    until_us = min(until_us, s.until_us)
+    n = _spin(s, e, events, until_us) if until_us and _worth_spinning(s, e) else 0
+    if n == 0 and until_us and engine_idle(e) and s.stop.load(relaxed) == 0:
+        n = _sleep(s, e, events, until_us)
+    elif n == 0:
+        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+    now = monotonic_us()
+    for i in range(n):
+        _handle(s, e, &events[i], now)
+    _step(s, e, now)
+    return n < 0
+
+
+# -- the lead ----------------------------------------------------------------------------------------------------------
+
+cdef bint _led_turn(void* mover, u64 until_us) noexcept nogil:
+    cdef LoopState* s = <LoopState*> mover
+    return _turn(s, s.engine, until_us) or s.stop.load(seq_cst)
+
+
+cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
+    """Give the baton away, but no news that came while we held it. -> whether nobody holds it now."""
+    cdef EngineState* e = s.engine
+    cdef u64 ready, commands
+    while True:
+        ready = e.lanes.ready_head
+        commands = e.commands_head
+        e.delivery.lead.leave()
+        if not e.lanes.ready.cells.published(ready) and not e.commands.cells.published(commands):
+            return True
+        if not e.delivery.lead.take():
+            return False
+        e.delivery.lead.by_waiter = by_waiter
+        _step(s, e, monotonic_us())
+
+
+cdef bint _is_waited_for(DeliveryState* d, u32 mine) noexcept nogil:
+    """More are blocked than the leader, and not just because they have yet to notice that they are answered."""
+    return waiters_now(d[0]) > mine and delivery_open(d) != 0
+
+
+cdef void _leave(LoopState* s, bint by_waiter, bint for_good) noexcept nogil:
+    cdef DeliveryState* d = s.engine.delivery
+    if _let_go(s, by_waiter) and (_is_waited_for(d, by_waiter) or (for_good and delivery_open(d)) or s.stop.load(seq_cst)):
+        delivery_ring(d)
+    d.lead.gone()
+
+
+cdef void _leave_waiter(void* mover, bint for_good) noexcept nogil:
+    _leave(<LoopState*> mover, True, for_good)
+
+
+cdef void _tend(void* mover) noexcept nogil:
+    cdef LoopState* s = <LoopState*> mover
+    _step(s, s.engine, monotonic_us())
+    _leave(s, False, False)
+
+
+cdef bint _expects_a_leader(LoopState* s, DeliveryState* d) noexcept nogil:
+    if s.batches_seen != d.batches.load(relaxed):
+        s.batches_seen = d.batches.load(relaxed)
+        s.quiet = 0
+    return d.lead.expects_a_leader() and s.quiet < QUIET_MAX and delivery_open(d) == 0
+
+
+cdef void _park(LoopState* s, DeliveryState* d) noexcept nogil:
+    """The loop thread leaves the baton to whoever comes, until it is called or nobody came for a tick; then it has it again."""
+    cdef u32 bell = d.lead.bell.load(seq_cst)
+    cdef u32 taken = d.lead.taken.load(relaxed)
+    cdef bint rung = not _let_go(s, False) or _is_waited_for(d, 0)
+    while True:
+        if not rung:
+            futex_wait(&d.lead.bell, bell, PARK_US)
+        rung = rung or d.lead.bell.load(seq_cst) != bell or s.stop.load(seq_cst) != 0
+        bell = d.lead.bell.load(seq_cst)
+        if not rung and d.lead.taken.load(relaxed) != taken:
+            taken = d.lead.taken.load(relaxed)
+            s.quiet = 0
+        elif d.lead.take():
+            break
+        rung = False
+    d.lead.by_waiter = False
+    if rung or delivery_open(d):
+        d.lead.was_wrong()
+    s.quiet += 1
+
+
+cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
     timer_slack_min()
+    _step(s, e, monotonic_us())
     while s.stop.load(seq_cst) == 0:
-        now = monotonic_us()
-        until = engine_step(e, now)
-        _flush(s, e, now)
-        s.steps.fetch_add(1, relaxed)
-        n = _spin(s, e, events, until) if _worth_spinning(s, e) else 0
-        if n == 0 and engine_idle(e) and s.stop.load(relaxed) == 0:
-            n = _sleep(s, e, events, until)
-        elif n == 0:
-            n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
-        now = monotonic_us()
-        for i in range(n):
-            _handle(s, e, &events[i], now)
+        if _expects_a_leader(s, e.delivery):
+            _park(s, e.delivery)
+            _turn(s, e, 0)
+        else:
+            _turn(s, e, s.until_us)
+    e.delivery.lead.close()
+    while not e.delivery.lead.is_alone():
+        usleep(20)
 
 
 cdef class IoLoop:
@@ -259,12 +358,17 @@ cdef class IoLoop:
         self.state = s = <LoopState*> aligned_new(sizeof(LoopState))
         if s == NULL:
             raise_for(NO_MEMORY, "no memory for the IO loop")
+        s.engine = engine.state
         s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         s.spins = len(os.sched_getaffinity(0)) > 1
         s.spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
         if s.epoll_fd < 0:
             raise OSError(errno, "epoll_create1 failed")
         _watch(s, EPOLL_CTL_ADD, engine.state.lanes.wake_fd, EPOLLIN, WAKE)
+        engine.state.delivery.mover = s
+        engine.state.delivery.turn = &_led_turn
+        engine.state.delivery.leave = &_leave_waiter
+        engine.state.delivery.tend = &_tend
 
     def __dealloc__(self):
         cdef u32 i
@@ -295,8 +399,8 @@ cdef class IoLoop:
     def stop(self):
         """Ask run() to return; it does so at once."""
         self.state.stop.store(1, seq_cst)
-        loop_wakes(self.engine.state.lanes[0])
         eventfd_signal(self.engine.state.lanes.wake_fd)
+        delivery_ring(self.engine.state.delivery)
 
     def close_connections(self):
         """Close the sockets of all containers, and those that listen. Only when run() has returned."""
@@ -310,5 +414,17 @@ cdef class IoLoop:
                 _close(self.state, e, e.links[i].conn, OK, monotonic_us())
 
     def snapshot(self):
-        """Turns of the loop, wake-ups from sleep, and the longest oversleep in microseconds."""
-        return {"steps": self.state.steps.load(relaxed), "late_us_max": self.state.late_us_max.load(relaxed)}
+        """What the loop has done so far.
+
+        steps: turns; led: times that a caller ran them itself; late_us_max: the longest oversleep, microseconds; batches: of
+        answers, with mailbox_writes and futex_wakes: the system calls that told event loops and blocked threads of them.
+        """
+        cdef DeliveryState* d = self.engine.state.delivery
+        return {
+            "steps": self.state.steps.load(relaxed),
+            "led": d.lead.taken.load(relaxed),
+            "late_us_max": self.state.late_us_max.load(relaxed),
+            "batches": d.batches.load(relaxed),
+            "mailbox_writes": d.mailbox_writes.load(relaxed),
+            "futex_wakes": d.futex_wakes.load(relaxed),
+        }

@@ -9,7 +9,7 @@
 # Threads: lane_submit and lane_new from any thread (lane_new under the caller's lock); everything else loop only.
 from libcpp.deque cimport deque
 from clipper_core.clock_cache cimport CacheState, Key
-from clipper_core.future cimport Block, DeliveryState
+from clipper_core.delivery cimport Block, DeliveryState
 from clipper_core.histogram cimport Histogram
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.pending cimport PendingTable
@@ -79,8 +79,7 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     DeliveryState* delivery
     Ring* ready             # ids of lanes with news: any thread -> loop
     u64 ready_head
-    atomic[u32] sleeping    # the loop sleeps on wake_fd
-    int wake_fd
+    int wake_fd             # wakes the loop from epoll
     atomic[u64] heap_bytes  # rows of variable length held now
     u64 heap_bytes_max
 
@@ -89,9 +88,6 @@ cdef extern from "lane.hpp" namespace "clipper" nogil:
     bint lane_announce(Lane& lane, Cells& ready, u64* ids, u64 id) noexcept
     bint lane_next(Cells& ready, u64* ids, u64* head, u64* id) noexcept
     void lane_heard(Lane& lane) noexcept
-    bint loop_to_wake(Lanes& lanes) noexcept
-    void loop_sleeps(Lanes& lanes) noexcept
-    void loop_wakes(Lanes& lanes) noexcept
 
 cdef inline u64 ticket_of(u32 lane, u64 pos) noexcept nogil:
     return (<u64> lane << 48) | (pos & ((<u64> 1 << 48) - 1))
@@ -103,7 +99,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
                         u64 deadline_us, u64 now_us) noexcept nogil       # OK or FULL; key NULL: neither cached nor joined
-cdef void lanes_wake(Lanes* lanes) noexcept nogil                         # wake the loop if it sleeps
+cdef void lanes_wake(Lanes* lanes) noexcept nogil                         # see that somebody looks at the news
 
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil                  # a lane with news, or NULL
 cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil

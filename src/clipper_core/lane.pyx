@@ -13,9 +13,9 @@ from libc.string cimport memcpy
 from libcpp.deque cimport deque
 
 from clipper_core.clock_cache cimport cache_lookup
-from clipper_core.future cimport slot_end, slot_state
+from clipper_core.delivery cimport delivery_news, slot_end, slot_state
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_signal, relaxed
+from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side
@@ -45,7 +45,7 @@ cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u6
     lanes.wheel = wheel_new(now_us, TICK_US, tasks_max * 2, &_is_live, lanes)
     lanes.pending = pending_new(tasks_max)
     lanes.ready = ring_new(READY_SIZE, 8, 0)
-    lanes.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    lanes.wake_fd = delivery.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL or lanes.wake_fd < 0:
         lanes_free(lanes)
         return NULL
@@ -67,6 +67,7 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
     ring_free(lanes.ready)
     if lanes.wake_fd > 0:
         close(lanes.wake_fd)
+    lanes.delivery.wake_fd = -1         # futures may outlive us
     free(lanes.by_id)
     free(lanes)
 
@@ -97,8 +98,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes
 # -- submitting (any thread) -------------------------------------------------------------------------------------------
 
 cdef void lanes_wake(Lanes* lanes) noexcept nogil:
-    if loop_to_wake(lanes[0]):
-        eventfd_signal(lanes.wake_fd)
+    delivery_news(lanes.delivery)
 
 
 cdef void _announce(Lanes* lanes, Lane* lane) noexcept nogil:

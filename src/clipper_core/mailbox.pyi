@@ -1,6 +1,7 @@
 from typing import Any
 
-from clipper_core.future import Delivery, Future
+from clipper_core.delivery import Delivery
+from clipper_core.future import Future
 
 class MailboxReader:
     def __init__(self, delivery: Delivery) -> None: ...

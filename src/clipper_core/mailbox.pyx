@@ -1,8 +1,9 @@
 """A reader's end of the news about futures: for an event loop, or for the thread that runs callbacks."""
 from libc.stdlib cimport free
 
-from clipper_core.future cimport (MAILBOXES_MAX, Delivery, DeliveryState, Future, Mailbox, mailbox_arm,
-                                  mailbox_look_at_all, slot_ask)
+from clipper_core.delivery cimport (MAILBOXES_MAX, Delivery, DeliveryState, Mailbox, delivery_ring, mailbox_arm,
+                                    mailbox_look_at_all, slot_ask)
+from clipper_core.future cimport Future
 from clipper_core.machine cimport EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, eventfd_drain, relaxed, u32, u64
 from clipper_core.ring cimport spsc_free, spsc_new
 from clipper_core.status cimport NO_MEMORY, raise_for
@@ -60,6 +61,7 @@ cdef class MailboxReader:
             pairs = self.waiting.setdefault(slot_id, [])
             pairs.append((future, item))
             if slot_ask(future.block[0], slot, self.bit):
+                delivery_ring(self.delivery.state)
                 return True
             pairs.pop()
             if not pairs:

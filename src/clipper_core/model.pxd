@@ -5,7 +5,8 @@
 cimport numpy as cnp
 from clipper_core.clock_cache cimport Key
 from clipper_core.engine cimport Engine
-from clipper_core.future cimport Block, Future
+from clipper_core.delivery cimport Block
+from clipper_core.future cimport Future
 from clipper_core.machine cimport u8, u32, u64
 from clipper_core.prediction cimport Value
 from clipper_core.projection cimport Similarity

@@ -13,8 +13,8 @@ import numpy as np
 from clipper_core.admission cimport gate_finish_us, gate_probe
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
 from clipper_core.dtype cimport ANY, F32, F64, STR, itemsize
-from clipper_core.future cimport (block_drop, future_at_once, future_new, slot_fill, slots_claim, waiter_enters,
-                                  waiter_epoch, waiter_leaves)
+from clipper_core.delivery cimport block_drop, slot_fill, slots_claim, waiter_enters, waiter_epoch, waiter_leaves
+from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
 from clipper_core.machine cimport aligned_new, futex_wait, i32, monotonic_us, relaxed

@@ -9,7 +9,7 @@ from clipper_core.batcher cimport BatcherConfig
 from clipper_core.clock_cache cimport CacheState
 from clipper_core.codec cimport Limits
 from clipper_core.crew cimport Crew
-from clipper_core.future cimport DeliveryState
+from clipper_core.delivery cimport DeliveryState
 from clipper_core.lane cimport Lane, Lanes, Tally
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u16, u32, u64

@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_size
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, too_late)
-from clipper_core.future cimport delivery_flush
+from clipper_core.delivery cimport delivery_flush
 from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
                                 row_end, task_due_us, task_of)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent

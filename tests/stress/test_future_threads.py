@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import random
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -13,85 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.serving.dispatch import Dispatch
-from clipper_core.codec import Kind, decode_header, encode_frame, encode_rows, open_rows
-from clipper_core.engine import Engine
 from clipper_core.future import Future
-from clipper_core.model import Model, predict_all
+from clipper_core.model import predict_all
 from clipper_core.status import Status
+from tests.stress.node import Node, together
 
 SUBMITTERS = 4
 QUERIES = 6000
-
-
-class SocketContainer:
-    """Doubles each row, on a thread of its own, and drops the line when told to."""
-
-    def __init__(self, path: str, name: bytes) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(path)
-        self.socket.sendall(encode_frame(Kind.HELLO, name))
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    def run(self) -> None:
-        held = b""
-        with contextlib.suppress(OSError):
-            while piece := self.socket.recv(1 << 16):
-                held = self.answer(held + piece)
-
-    def answer(self, held: bytes) -> bytes:
-        while (header := decode_header(held)) is not None and len(held) >= 64 + header.payload_bytes:
-            if header.kind == Kind.PREDICT:
-                rows = open_rows(header, held[64 : 64 + header.payload_bytes]).data
-                self.socket.sendall(encode_rows(Kind.REPLY, 2 * rows, id=header.id))
-            held = held[64 + header.payload_bytes :]
-        return held
-
-    def drop(self) -> None:
-        with contextlib.suppress(OSError):  # the engine may have closed it first
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.thread.join()
-        self.socket.close()
-
-
-class Node:
-    """An engine with its threads, and whoever dials in attached to the model it names."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path / "socket")
-        self.engine = Engine(cache_bytes_max=1 << 22, tasks_max=1 << 16)
-        self.dispatch = Dispatch(self.engine)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.path)
-        listener.listen(16)
-        self.dispatch.loop.listen(listener.detach())
-        self.models = {
-            name: Model(self.engine, name.decode(), i + 1, "f64", (2,), cached=name == b"cached", slo_us=20_000_000)
-            for i, name in enumerate([b"plain", b"cached", b"vector"])
-        }
-        self.containers: list[SocketContainer] = []
-        self.dispatch.start()
-
-    def connect(self, name: bytes) -> None:
-        self.containers.append(SocketContainer(self.path, name))
-        while not self.attach():
-            threading.Event().wait(0.001)
-
-    def attach(self) -> bool:
-        attached = False
-        for kind, conn, _, _, data in self.engine.news():
-            if kind.name == "SAID_HELLO":
-                self.engine.attach(conn, self.models[data].index, b"", size_max=256)
-                attached = True
-        return attached
-
-    def close(self) -> None:
-        self.dispatch.stop()
-        for container in self.containers:
-            container.drop()
-        delivery = self.engine.delivery
-        assert delivery.issued == delivery.answered
 
 
 @pytest.fixture
@@ -101,25 +28,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         node.connect(name)
     yield node
     node.close()
-
-
-def together(*runs: Callable[[], object]) -> None:
-    start = threading.Barrier(len(runs))
-    failed: list[BaseException] = []
-
-    def one(run: Callable[[], object]) -> None:
-        start.wait()
-        try:
-            run()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=one, args=(run,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
 
 
 def row(serial: int) -> Any:

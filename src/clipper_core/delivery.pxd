@@ -1,0 +1,113 @@
+# Results, from the task that ends to whoever waits for it. They live in blocks of consecutive slots; a slot is the place of one
+# prediction, and is seen done once only.
+#
+# Ending a task is one compare-and-swap PENDING -> status, on one byte. The loop writes the value before it; whoever else
+# ends a slot (cancel) writes no value. A block is recycled by whoever drops its last reference: two a slot, its future's and its
+# task's, all of them there from the start, so that handing a slot out touches no counter.
+#
+# Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once per batch; event loops and the
+# callback thread have a mailbox each: a ring of slot ids and one eventfd, written only while its reader is asleep. A thread that
+# waits alone may be the loop itself (lead.hpp).
+from clipper_core.lead cimport Lead
+from clipper_core.machine cimport atomic, u8, u32, u64
+from clipper_core.prediction cimport Value
+from clipper_core.ring cimport Spsc
+from clipper_core.status cimport Status
+
+cdef enum:
+    BLOCK_SLOTS = 256
+    MAILBOXES_MAX = 32
+    LED_TASKS_MAX = 4           # with more of them open the loop thread runs the turns itself
+
+cdef cppclass Block:
+    atomic[u32] refs
+    u32 count                   # slots
+    u32 used                    # slots handed out; under the delivery's lock
+    u64 first_id                # id of slot 0; ids are never used twice
+    Block* next                 # free list
+    atomic[u8]* state           # Status, per slot
+    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot
+    u64* word                   # value, written before state leaves PENDING
+    u8* tag
+    u32* latency_us             # submit to completion; 0 for a cache hit
+
+cdef cppclass Mailbox:
+    atomic[u32] armed           # the reader sleeps on fd
+    atomic[u32] overflow        # a notice was lost: look at everything
+    Spsc* ids
+    int fd
+    bint taken
+
+cdef cppclass DeliveryState:
+    atomic[u32] epoch           # bumped once per flush; the futex of blocked threads
+    atomic[u32] waiters
+    atomic[u32] lock            # guards current, free, next_id: a few instructions per claim
+    atomic[u32] dead            # Status.CLOSED or FORKED: nothing will complete any more
+    atomic[u64] issued          # tasks handed out, tasks ended: equal when nothing is in flight
+    atomic[u64] answered        # at submit and by cancel
+    atomic[u64] ended           # in the loop, its only writer
+    atomic[u64] batches         # of news; loop only, as the two below
+    atomic[u64] mailbox_writes  # eventfds written for them: at most one a mailbox and batch
+    atomic[u64] futex_wakes     # system calls to wake blocked threads: at most one a batch
+    Block* current
+    Block* free
+    u64 next_id
+    Mailbox* boxes[32]
+    u32 dirty                   # loop only: mailboxes with news since the last flush
+    bint touched                # loop only: something ended since the last flush
+    Lead lead                   # who is "the loop" now
+    int wake_fd                 # wakes it from epoll
+    void* mover                 # the IO loop, and what it does for who holds the baton; NULL without one
+    bint (*turn)(void* mover, u64 until_us) noexcept nogil          # True: look for signals, or the loop is to stop
+    void (*leave)(void* mover, bint for_good) noexcept nogil        # not for good: to look for signals
+    void (*tend)(void* mover) noexcept nogil                        # step, send, leave
+
+# -- the steps that threads race on: future.hpp, the source that tests/schedules checks
+cdef extern from "future.hpp" namespace "clipper" nogil:
+    void claims_lock(atomic[u32]& lock) noexcept
+    void claims_unlock(atomic[u32]& lock) noexcept
+    void block_hold(Block& block, u32 refs) noexcept
+    bint block_let_go(Block& block, u32 refs) noexcept
+    bint slot_try_end(Block& block, u32 slot, u8 status, const Value& value, u32 latency_us, u32* boxes) noexcept
+    bint slot_try_cancel(Block& block, u32 slot, u8 cancelled) noexcept
+    void slot_answer(Block& block, u32 slot, u8 status, const Value& value) noexcept
+    u8 slot_state(const Block& block, u32 slot) noexcept
+    u32 slots_first_open(Block& block, atomic[u32]& cursor, u32 first, u32 count) noexcept
+    void waiter_enters(DeliveryState& d) noexcept
+    u32 waiter_epoch(DeliveryState& d) noexcept
+    u32 waiter_dead(DeliveryState& d) noexcept
+    void waiter_leaves(DeliveryState& d) noexcept
+    u32 epoch_ends(DeliveryState& d) noexcept
+    u32 waiters_now(DeliveryState& d) noexcept
+    void delivery_dies(DeliveryState& d, u32 status) noexcept
+    bint slot_ask(Block& block, u32 slot, u32 box) noexcept
+    u32 slot_boxes(const Block& block, u32 slot) noexcept
+    void mailbox_overflow(Mailbox& box) noexcept
+    void mailbox_put(Mailbox& box, Spsc& ids, u64 slot_id) noexcept
+    bint mailbox_to_wake(Mailbox& box) noexcept
+    bint mailbox_arm(Mailbox& box, const Spsc& ids) noexcept
+    bint mailbox_look_at_all(Mailbox& box) noexcept
+
+# -- slots. Threads: any.
+cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil   # False: no memory
+cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
+
+# -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
+cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
+cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
+cdef u64 delivery_open(DeliveryState* d) noexcept nogil       # tasks that are open, of the moment
+cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothing will complete any more. Threads: any
+
+# -- getting the loop's attention, by whoever is the loop now. Threads: any.
+cdef void delivery_news(DeliveryState* d) noexcept nogil      # rows or commands were published: they are taken in now
+cdef void delivery_rouse(DeliveryState* d) noexcept nogil     # a leader that sleeps is to look at its future
+cdef void delivery_ring(DeliveryState* d) noexcept nogil      # somebody waits who cannot lead: the loop thread is needed
+cdef bint delivery_lead(DeliveryState* d) noexcept nogil      # a waiter: True: be the loop now, by turn(), then leave()
+
+# -- ending at submit, before anyone can wait. Threads: any.
+cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil
+
+cdef class Delivery:
+    cdef DeliveryState* state
+    cdef public object on_await        # (Future) -> an asyncio.Future of the running event loop; set by the asyncio face
+    cdef public object on_callback     # (Future, fn) -> None

@@ -1,0 +1,242 @@
+"""Blocks of result slots, and how news of what has ended reaches threads, event loops and the callback thread, without the GIL.
+
+How a waiter and the loop cannot miss each other: future.hpp and lead.hpp, which hold every step that they race on. What is asked
+of this module is their order: the loop ends slots and puts notices, then ends the epoch, then wakes.
+"""
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from clipper_core.machine cimport aligned_new, eventfd_signal, futex_wake_all, relaxed
+from clipper_core.prediction cimport TAG_BLOB, value_drop
+from clipper_core.ring cimport spsc_free
+from clipper_core.status cimport NO_MEMORY, raise_for
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd) noexcept
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+cdef Block* _block_new(u32 count) noexcept nogil:
+    cdef u64 head = (sizeof(Block) + 63) & ~<u64> 63
+    cdef u64 n = (<u64> count + 63) & ~<u64> 63
+    cdef char* memory = <char*> aligned_new(head + n * (8 + 4 + 4 + 1 + 1))
+    if memory == NULL:
+        return NULL
+    cdef Block* block = <Block*> memory
+    block.count = count
+    block.word = <u64*> (memory + head)
+    block.latency_us = <u32*> (memory + head + n * 8)
+    block.boxes = <atomic[u32]*> (memory + head + n * 12)
+    block.state = <atomic[u8]*> (memory + head + n * 16)
+    block.tag = <u8*> (memory + head + n * 17)
+    return block
+
+
+cdef void _block_reset(Block* block) noexcept nogil:
+    cdef u32 n = (block.count + 63) & ~<u32> 63
+    block.used = 0
+    memset(<void*> block.word, 0, <u64> n * 18)
+
+
+cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
+    """A fresh block with two references a slot and one of the allocator's. Under the lock."""
+    cdef Block* block = NULL
+    if count == BLOCK_SLOTS and d.free != NULL:
+        block = d.free
+        d.free = block.next
+        _block_reset(block)
+    else:
+        block = _block_new(count)
+    if block == NULL:
+        return NULL
+    block_hold(block[0], 1 + 2 * count)
+    block.first_id = d.next_id
+    d.next_id += count
+    return block
+
+
+cdef void _block_retire(DeliveryState* d, Block* block) noexcept nogil:
+    cdef u32 i
+    cdef Value value
+    for i in range(block.used):
+        if block.tag[i] == TAG_BLOB:
+            value.word = block.word[i]
+            value.tag = TAG_BLOB
+            value_drop(&value)
+    if block.count != BLOCK_SLOTS:
+        free(block)
+        return
+    claims_lock(d.lock)
+    block.next = d.free
+    d.free = block
+    claims_unlock(d.lock)
+
+
+cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
+    if block_let_go(block[0], refs):
+        _block_retire(d, block)
+
+
+cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil:
+    """`count` consecutive slots; each comes with its future's reference and its task's."""
+    cdef Block* b
+    cdef Block* full = NULL
+    claims_lock(d.lock)
+    b = d.current
+    if count > BLOCK_SLOTS / 4:
+        b = _block_take(d, count)
+        if b != NULL:
+            block_hold(b[0], 2 * count)                 # it is never current: no reference of the allocator's
+    elif b == NULL or b.used + count > BLOCK_SLOTS:
+        full = b
+        b = _block_take(d, BLOCK_SLOTS)
+        if b != NULL:
+            d.current = b
+    if b == NULL:
+        claims_unlock(d.lock)
+        return False
+    first[0] = b.used
+    block[0] = b
+    b.used += count
+    d.issued.store(d.issued.load(relaxed) + count, relaxed)
+    claims_unlock(d.lock)
+    if full != NULL:
+        block_drop(d, full, 1 + 2 * (BLOCK_SLOTS - full.used))
+    return True
+
+
+# -- ending ------------------------------------------------------------------------------------------------------------
+
+cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
+    cdef u32 boxes
+    cdef Value mine = value[0]
+    cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
+    if first:
+        d.touched = True
+        d.ended.store(d.ended.load(relaxed) + 1, relaxed)
+        if boxes:
+            _notify(d, block.first_id + slot, boxes)
+    else:
+        value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
+    block_drop(d, block, 1)
+    return first
+
+
+cdef void _notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
+    cdef u32 i
+    for i in range(MAILBOXES_MAX):
+        if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
+            mailbox_put(d.boxes[i][0], d.boxes[i].ids[0], slot_id)
+            d.dirty |= <u32> 1 << i
+
+
+cdef void delivery_flush(DeliveryState* d) noexcept nogil:
+    cdef u32 i, waiters
+    if not d.touched:
+        return
+    d.touched = False
+    d.batches.store(d.batches.load(relaxed) + 1, relaxed)
+    waiters = epoch_ends(d[0])
+    if waiters > <u32> d.lead.by_waiter:        # who leads is awake
+        futex_wake_all(&d.epoch)
+        d.futex_wakes.store(d.futex_wakes.load(relaxed) + 1, relaxed)
+    if not d.lead.by_waiter:
+        d.lead.learn(waiters == 1 and d.dirty == 0 and delivery_open(d) == 0)
+    if d.dirty == 0:
+        return
+    for i in range(MAILBOXES_MAX):
+        if d.dirty & (<u32> 1 << i) and mailbox_to_wake(d.boxes[i][0]):
+            eventfd_signal(d.boxes[i].fd)
+            d.mailbox_writes.store(d.mailbox_writes.load(relaxed) + 1, relaxed)
+    d.dirty = 0
+
+
+cdef u64 delivery_open(DeliveryState* d) noexcept nogil:
+    return d.issued.load(relaxed) - d.answered.load(relaxed) - d.ended.load(relaxed)
+
+
+cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:
+    delivery_dies(d[0], <u32> status)
+    futex_wake_all(&d.epoch)
+    delivery_rouse(d)
+
+
+# -- the loop's attention ----------------------------------------------------------------------------------------------
+
+cdef void delivery_rouse(DeliveryState* d) noexcept nogil:
+    if d.lead.rouse():
+        eventfd_signal(d.wake_fd)
+
+
+cdef void delivery_ring(DeliveryState* d) noexcept nogil:
+    if d.lead.is_free():
+        d.lead.ring()
+        futex_wake_all(&d.lead.bell)
+
+
+cdef void delivery_news(DeliveryState* d) noexcept nogil:
+    if d.lead.rouse():
+        eventfd_signal(d.wake_fd)
+    elif d.lead.is_free():
+        if delivery_open(d) <= LED_TASKS_MAX and d.lead.enter(False):
+            d.tend(d.mover)
+        else:
+            delivery_ring(d)
+
+
+cdef bint delivery_lead(DeliveryState* d) noexcept nogil:
+    """For a thread that is counted in `waiters`."""
+    if not d.lead.is_free():
+        return False
+    if waiters_now(d[0]) == 1 and delivery_open(d) <= LED_TASKS_MAX and d.lead.enter(True):
+        return True
+    delivery_ring(d)
+    return False
+
+
+cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil:
+    slot_answer(block[0], slot, <u8> status, value[0])
+    d.answered.fetch_add(1, relaxed)
+
+
+cdef class Delivery:
+    """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it alive."""
+
+    def __cinit__(self):
+        self.state = <DeliveryState*> aligned_new(sizeof(DeliveryState))
+        if self.state == NULL:
+            raise_for(NO_MEMORY, "no memory for the result blocks")
+        self.state.next_id = 1
+
+    def __dealloc__(self):
+        cdef DeliveryState* d = self.state
+        cdef Block* block
+        cdef u32 i
+        if d == NULL:
+            return
+        if d.current != NULL:
+            block_drop(d, d.current, 1 + 2 * (BLOCK_SLOTS - d.current.used))
+        while d.free != NULL:
+            block = d.free
+            d.free = block.next
+            free(block)
+        for i in range(MAILBOXES_MAX):
+            if d.boxes[i] != NULL:
+                close(d.boxes[i].fd)
+                spsc_free(d.boxes[i].ids)
+                free(d.boxes[i])
+        free(d)
+
+    @property
+    def issued(self):
+        """Tasks handed out since the start; equals `answered` when nothing is in flight."""
+        return self.state.issued.load(relaxed)
+
+    @property
+    def answered(self):
+        return self.state.answered.load(relaxed) + self.state.ended.load(relaxed)
+
+    def kill(self, int status):
+        """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""
+        delivery_kill(self.state, status)

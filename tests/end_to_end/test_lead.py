@@ -1,0 +1,162 @@
+"""A caller that waits alone runs the turns of the loop itself: with a real container, and signals, forks and ends in between."""
+
+import ctypes
+import os
+import select
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from clipper.errors import DeadlineExceeded, ForkedProcess
+from clipper.testing import wait_until
+from clipper_core.mailbox import MailboxReader
+from clipper_core.status import Status
+
+ROW = np.arange(4.0)
+
+
+def total(xs):
+    return xs.sum(axis=1)
+
+
+@pytest.fixture
+def model(deploy):
+    return deploy(total, input="f64[4]", cache=False)
+
+
+@pytest.fixture
+def led(server):
+    """How often a caller has taken the loop's place so far: once to send, once more to wait."""
+    return lambda: server.stats()["loop"]["led"]
+
+
+@pytest.fixture
+def be_led(led):
+    """One query after another, until the loop thread leaves them to this one."""
+
+    def ask(model):
+        def sent_and_waited():
+            before = led()
+            assert model.predict(ROW, slo_ms=20_000).result(30) == 6.0
+            return led() >= before + 2
+
+        wait_until(sent_and_waited, "a caller that leads")
+
+    return ask
+
+
+@pytest.fixture
+def freeze(server, model):
+    """Stops the model's container; it goes on at `freeze.end()`, or when the test ends."""
+    pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
+
+    def stop():
+        os.kill(pid, signal.SIGSTOP)
+
+    stop.end = lambda: os.kill(pid, signal.SIGCONT)
+    yield stop
+    stop.end()
+
+
+def test_a_deadline_of_one_who_leads(model, be_led, freeze, led):
+    def led_to_the_deadline():
+        """Not always: on a busy machine the loop thread may be back between the query and the wait."""
+        be_led(model)
+        freeze()
+        before = led()
+        with pytest.raises(DeadlineExceeded):
+            model.predict(ROW, slo_ms=60).result()
+        freeze.end()
+        return led() >= before + 2
+
+    wait_until(led_to_the_deadline)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGALRM, signal.SIGINT])
+def test_a_signal_is_heard_by_one_who_leads(model, be_led, freeze, kind):
+    class Heard(Exception):
+        pass
+
+    def hear(number, frame):
+        raise Heard
+
+    be_led(model)
+    freeze()
+    handler = signal.signal(kind, hear)
+    sender = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, kind))
+    future = model.predict(ROW, slo_ms=1000)
+    try:
+        sender.start()
+        with pytest.raises(Heard):
+            future.result()
+    finally:
+        signal.signal(kind, handler)
+        sender.join()
+    assert not future.done()
+    wait_until(future.done)  # whoever runs the loop now: the lead was given back
+    assert future.status() is Status.DEADLINE
+
+
+def test_a_fork_while_somebody_leads(model, be_led, freeze, led):
+    asked, ended = [], []
+
+    def ask_and_wait():
+        asked.append(model.predict(ROW, slo_ms=2000))
+        ended.append(asked[-1].exception())
+
+    def leads():
+        """Not always: on a busy machine the loop thread may be back between the query and the wait."""
+        be_led(model)
+        freeze()
+        before, thread = led(), threading.Thread(target=ask_and_wait)
+        thread.start()
+        wait_until(lambda: led() >= before + 2 or ended)
+        if not ended:
+            return thread
+        freeze.end()
+        ended.clear()
+        return None
+
+    thread = wait_until(leads)
+    future = asked[-1]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            for query in (future, model.predict(ROW), model.predict_many(np.ones((9, 4)))):
+                with pytest.raises(ForkedProcess):
+                    query.result()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    thread.join(20)
+    assert [type(error) for error in ended] == [DeadlineExceeded]
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_answers_come_while_the_gil_is_held(server, deploy, model, be_led, parked):
+    """The main thread keeps the GIL in a C call that only an answer can end: if the loop thread asked for the GIL even once
+    on that way, the call would run into its time limit."""
+    other = deploy(total, input="f64[4]", cache=False)
+    assert other.predict(ROW, slo_ms=20_000).result(30) == 6.0
+    if parked:
+        be_led(model)
+    libc = ctypes.PyDLL(None)  # PyDLL: a call keeps the GIL
+    mailbox = MailboxReader(server._engine.delivery)
+    wanted = (ctypes.c_int32 * 2)(mailbox.fd, select.POLLIN)
+    before = server.stats()["loop"]
+    futures = [other.predict(ROW + i, slo_ms=20_000) for i in range(100)]
+    registered = sum(mailbox.add(future, None) for future in futures)
+    told = 0
+    while told < registered:
+        assert libc.poll(wanted, 1, 15_000) == 1
+        told += len(mailbox.drain())
+    after = server.stats()["loop"]
+    assert all(future.done() for future in futures)
+    assert after["steps"] > before["steps"]
+    assert after["mailbox_writes"] - before["mailbox_writes"] <= after["batches"] - before["batches"]
