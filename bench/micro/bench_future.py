@@ -127,6 +127,41 @@ def test_mailbox(benchmark: Any) -> None:
     measure(benchmark, run, setup)
 
 
+def measure_awaits(benchmark: Any, futures: list[Any]) -> None:
+    """What `await` costs for each of `futures`, all of them done."""
+
+    async def run() -> None:
+        for future in futures:
+            await future
+
+    with asyncio.Runner() as runner:
+        measure(benchmark, lambda: runner.run(run()))
+
+
+def test_await_of_a_finished_one(benchmark: Any) -> None:
+    measure_awaits(benchmark, Bench().answered())
+
+
+def test_anchor_await_of_a_finished_asyncio_future(benchmark: Any) -> None:
+    loop = asyncio.new_event_loop()
+    futures = [loop.create_future() for _ in range(OPERATIONS)]
+    for future in futures:
+        future.set_result(0.0)
+    measure_awaits(benchmark, futures)
+    loop.close()
+
+
+def test_anchor_call(benchmark: Any) -> None:
+    """A method of a compiled object that does nothing."""
+    calls = [[].clear for _ in range(OPERATIONS)]
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    measure(benchmark, run)
+
+
 def test_anchor_concurrent_future(benchmark: Any) -> None:
     """Made, set, read: no queue, no batch."""
 

@@ -5,6 +5,8 @@ itself, then reads `epoch`, then looks at its slots, and only then sleeps, or ta
 """
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 
 import logging
 from concurrent.futures import CancelledError
@@ -22,6 +24,19 @@ from clipper_core.status import Status as StatusName
 from clipper_core.status import error_for
 
 import numpy as np
+
+cdef extern from *:
+    """
+    static PyAsyncMethods clipper_async_methods;    // one type's
+    static void set_am_send(PyTypeObject* type, void* send) {
+        if (type->tp_as_async != NULL) clipper_async_methods = *type->tp_as_async;
+        clipper_async_methods.am_send = reinterpret_cast<sendfunc>(send);
+        type->tp_as_async = &clipper_async_methods;
+    }
+    """
+    int PYGEN_RETURN
+    int PYGEN_NEXT
+    void set_am_send(PyTypeObject* type, void* send) noexcept
 
 cdef enum:
     WAIT_SLICE_US = 50000       # a blocked thread looks for signals this often
@@ -303,17 +318,9 @@ cdef class Future:
     # -- event loops and callbacks
 
     def __await__(self):
-        if not self.is_done():
-            if self.delivery.on_await is None:
-                raise RuntimeError("this engine has no asyncio face; use clipper.start(), or result()")
-            waiter = self.delivery.on_await(self)
-            try:
-                yield from waiter
-            except BaseException:
-                if not self.is_done():
-                    self.cancel()
-                raise
-        return self.result(0)
+        cdef Awaiting awaiting = Awaiting.__new__(Awaiting)
+        awaiting.future = self
+        return awaiting
 
     def add_done_callback(self, fn):
         """Call `fn(future)` once done: at once if it is, else from the callback thread. What it raises is logged."""
@@ -333,6 +340,73 @@ cdef class Future:
         if self.count > 1:
             return f"<Future {self.id} done, {self.count} tasks>"
         return f"<Future {self.id} {self.status().name}>"
+
+
+# -- await -------------------------------------------------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class Awaiting:
+    """Threads: its event loop's. One `await` of a future, as the coroutine sees it: the iterator that `__await__` returns.
+
+    A finished future answers through the type's am_send slot: raising StopIteration, the only way out of `__next__`, costs
+    seven times as much. A pending one yields a future of the event loop's own, which a Task takes without a call into
+    Python; what resumes the task comes through the mailbox, once per batch. The interpreter keeps the iterator and nothing
+    else: it is what holds our future, or `await model.predict(x)` would lose it.
+    """
+    cdef Future future
+    cdef bint waits
+
+    def __init__(self):
+        raise TypeError("it is made by `await future`")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef PyObject* given = NULL
+        cdef int sent = _send(self, None, &given)
+        cdef object value = <object> given
+        Py_DECREF(value)
+        if sent == PYGEN_RETURN:
+            raise StopIteration(value)
+        return value
+
+    def send(self, value):
+        """Go on; what the event loop sends is of no interest."""
+        return self.__next__()
+
+    def throw(self, kind, value=None, traceback=None):
+        """The await ends with this exception, and a query still pending is given up."""
+        self.close()
+        error = value if isinstance(value, BaseException) else kind if value is None else kind(value)
+        error = error if isinstance(error, BaseException) else error()
+        raise error if traceback is None else error.with_traceback(traceback)
+
+    def close(self):
+        """Nobody waits here any more: a query still pending is given up."""
+        if self.waits and not self.future.is_done():
+            self.future.cancel()
+
+
+cdef int _send(Awaiting self, object value, PyObject** given) except -1:
+    cdef object out
+    cdef bint done = self.future.is_done()
+    if done:
+        out = self.future._outcome()
+    elif self.future.delivery.on_await is None:
+        raise RuntimeError("this engine has no asyncio face; use clipper.start(), or result()")
+    else:
+        out = self.future.delivery.on_await(self.future)
+        out._asyncio_future_blocking = True         # as `yield from` it would
+        self.waits = True
+    Py_INCREF(out)
+    given[0] = <PyObject*> out
+    return PYGEN_RETURN if done else PYGEN_NEXT
+
+
+set_am_send(<PyTypeObject*> Awaiting, <void*> &_send)
 
 
 cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish, object extra):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from clipper_core.engine import Engine
-from clipper_core.future import Future
+from clipper_core.future import Awaiting, Future
 from clipper_core.model import Model, predict_all
 from clipper_core.status import Status, StatusError
 
@@ -332,6 +333,121 @@ def test_a_signal_interrupts_a_waiter() -> None:
     assert hasattr(signal, "SIGALRM")
     run = subprocess.run([sys.executable, "-c", WAIT_FOR_EVER], capture_output=True, text=True, check=False, timeout=60)
     assert (run.stdout, run.stderr) == ("heard\n", "")
+
+
+@pytest.fixture
+def answered(world: World) -> Callable[[Any], Future]:
+    """A future that is done: its model gives back what it was asked."""
+    model = world.model(cached=False)
+    container = world.container(model)
+
+    def ask(x: float) -> Future:
+        future = model.predict(x)
+        world.step()
+        container.reply_all()
+        return future
+
+    return ask
+
+
+async def awaits(future: Any) -> Any:
+    return await future
+
+
+@types.coroutine
+def yields_from(future: Any) -> Any:
+    return (yield from future.__await__())
+
+
+def run_to_the_end(coroutine: Any) -> Any:
+    with pytest.raises(StopIteration) as end:
+        coroutine.send(None)
+    return end.value.value
+
+
+@pytest.mark.parametrize("how", [awaits, yields_from])
+def test_await_of_a_finished_one_never_suspends(answered: Callable[[Any], Future], world: World, how: Any) -> None:
+    future = answered(2.5)
+    assert [run_to_the_end(how(future)) for _ in range(3)] == [2.5] * 3
+    lost = world.model().predict(1.0, slo_ms=1)
+    world.pass_deadline(2000)
+    for _ in range(2):
+        with pytest.raises(StatusError, match="no container of the model"):
+            how(lost).send(None)
+
+
+@pytest.mark.parametrize("value", [(1, 2), None, StopIteration(3)])
+def test_await_gives_any_value_as_it_is(world: World, value: object) -> None:
+    """A tuple is one value, and an exception that is a result is not raised."""
+    future = predict_all((world.model(),), 1.0, slo_us=1, finish=lambda _: value)
+    world.pass_deadline(2000)
+    assert run_to_the_end(awaits(future)) is value
+    assert future.__await__().__iter__() is not future
+    with pytest.raises(StopIteration) as end:
+        future.__await__().send(None)
+    assert end.value.value is value
+
+
+def test_await_under_a_tracer(answered: Callable[[Any], Future]) -> None:
+    """A traced coroutine is driven by another slot of the type than one that is not."""
+    future, before = answered(2.5), sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        assert run_to_the_end(awaits(future)) == 2.5
+    finally:
+        sys.settrace(before)
+
+
+class Suspended:
+    """What the asyncio face gives to await: here nobody but the test looks at it."""
+
+    _asyncio_future_blocking = False
+
+
+def test_a_suspended_await(world: World) -> None:
+    """It yields what the face made, goes on when done, and holds the future that nobody else does."""
+    model = world.model(cached=False)
+    world.container(model)
+    asked: list[Any] = []
+    world.engine.delivery.on_await = lambda future: asked.append(len(future)) or Suspended()
+    coroutine = awaits(model.predict(2.5))
+    gc.collect()
+    for n in (1, 2):  # resumed too early, it waits again
+        assert coroutine.send(None)._asyncio_future_blocking is True
+        assert asked == [1] * n
+    world.serve()
+    gc.collect()
+    assert run_to_the_end(coroutine) == 2.5
+
+
+class GiveUp(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [GiveUp, GiveUp("so"), asyncio.CancelledError])
+def test_an_error_thrown_into_an_await_gives_the_query_up(world: World, error: Any) -> None:
+    world.engine.delivery.on_await = lambda _: Suspended()
+    future = world.model().predict(1.0)
+    coroutine = awaits(future)
+    coroutine.send(None)
+    with pytest.raises(error if isinstance(error, type) else GiveUp):
+        coroutine.throw(error)
+    assert future.cancelled()
+
+
+def test_closing(world: World) -> None:
+    world.engine.delivery.on_await = lambda _: Suspended()
+    for begin in (False, True):
+        future = world.model().predict(1.0)
+        coroutine = awaits(future)
+        if begin:
+            coroutine.send(None)
+        else:
+            future.__await__().close()
+        coroutine.close()
+        assert future.cancelled() is begin
+    with pytest.raises(TypeError, match="await"):
+        Awaiting()
 
 
 def test_awaiting_and_callbacks_need_a_face(world: World) -> None:

@@ -45,6 +45,9 @@ bind_errors(
 
 _live: "weakref.WeakSet[Dispatch]" = weakref.WeakSet()
 
+_Latest = tuple[Callable[[], asyncio.AbstractEventLoop | None], MailboxReader | None]
+_NO_LOOP: _Latest = ((lambda: None), None)
+
 
 class Dispatch:
     """One engine and the threads that serve it. Threads: any."""
@@ -56,6 +59,7 @@ class Dispatch:
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MailboxReader] = (
             weakref.WeakKeyDictionary()
         )
+        self._latest: _Latest = _NO_LOOP  # most programs have one event loop, or one at a time
         self._callbacks: _CallbackThread | None = None
         self._guard = threading.Lock()
         engine.delivery.on_await = self._awaited
@@ -81,14 +85,22 @@ class Dispatch:
 
     def _awaited(self, future: Future) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
-        mailbox = self._mailboxes.get(loop)
-        if mailbox is None:
-            mailbox = self._mailboxes[loop] = MailboxReader(self.engine.delivery)
-            loop.add_reader(mailbox.fd, _resolve, mailbox)
+        its_loop, mailbox = self._latest
+        if mailbox is None or its_loop() is not loop:
+            mailbox = self._mailbox_of(loop)
         waiter: asyncio.Future[None] = loop.create_future()
         if not mailbox.add(future, waiter):
             waiter.set_result(None)
         return waiter
+
+    def _mailbox_of(self, loop: asyncio.AbstractEventLoop) -> MailboxReader:
+        self._latest = _NO_LOOP  # a loop that is gone must not hold its mailbox: their number is limited
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = MailboxReader(self.engine.delivery)
+            loop.add_reader(mailbox.fd, _resolve, mailbox)
+        self._latest = weakref.ref(loop), mailbox
+        return mailbox
 
     def _call_back(self, future: Future, fn: Callable[[Future], object]) -> None:
         with self._guard:
