@@ -24,6 +24,10 @@ WAKES = (
     "wakes across cores: the caller, the loop, the container and the caller again each sleep until woken, where the bare pair "
     "has two wakes, often on one core"
 )
+LED = (
+    "two wakes across cores, the container's and the caller's, which runs the loop's turns itself; the bare pair has as many, "
+    "often on one core, and no Python between them"
+)
 
 
 def rows(effort: Effort) -> list[Row]:
@@ -72,10 +76,10 @@ def told(transport: str, found: dict[str, Sample], missing: str) -> list[Row]:
     goals = Goal("value_at_most", most_us), Goal("at_most", TIMES_BARE)
     if missing:
         return [absent(name, "us", missing, goal=goals[0]), absent(bare_name, "us", missing, anchor, goals[1])]
-    result = [row(name, found[transport], "us", goal=goals[0], bounded_by=WAKES)]
+    result = [row(name, found[transport], "us", goal=goals[0], bounded_by=LED)]
     if f"bare {transport}" not in found:
         return [*result, absent(bare_name, "us", NO_COMPILER, anchor, goals[1])]
-    return [*result, row(bare_name, found[transport], "us", anchor, found[f"bare {transport}"], goals[1], bounded_by=WAKES)]
+    return [*result, row(bare_name, found[transport], "us", anchor, found[f"bare {transport}"], goals[1], bounded_by=LED)]
 
 
 def awaited_rows(found: dict[str, Sample]) -> list[Row]:
