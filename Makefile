@@ -33,7 +33,7 @@ build: .venv/.core  ## compile the core in place
 demo: .venv/.installed  ## three scikit-learn models, each in its own process, under load (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed  ## all tests (ARGS="-k cache")
+test: .venv/.installed .venv/.servers  ## all tests (ARGS="-k cache")
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
@@ -95,6 +95,15 @@ failed=0; env $(SANITIZER_OPTIONS) PYTHONPATH=$(CURDIR)/build/$(1) LD_PRELOAD="$
   $(PY) -m pytest -q $(2) $(3) $(ARGS) || failed=$$?; \
 cat build/$(1)-report.* 2>/dev/null && failed=66; exit $$failed
 endef
+
+# -- servers that tests talk to; without them those tests are skipped, and say so
+
+.venv/.servers: .venv/.made
+	@command -v redis-server >/dev/null || { echo "installing redis-server"; \
+	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
+	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
+	  || echo "no redis-server, and it could not be installed: tests of that store are skipped. apt-get install redis-server"
+	@touch $@
 
 # -- the way there: four stamps in .venv, so that a repeat costs nothing and a change costs what it must
 
