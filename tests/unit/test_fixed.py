@@ -53,7 +53,7 @@ def test_policies_are_found_by_name() -> None:
     with pytest.raises(InvalidInput) as caught:
         policy_named("ensembel")
     text = str(caught.value)
-    assert text.startswith("no policy 'ensembel' - did you mean 'ensemble'? Policies: ensemble, epsilon_greedy, exp3,")
+    assert text.startswith("no policy 'ensembel' - did you mean 'ensemble'? Policies: ab, ensemble, epsilon_greedy, exp3,")
 
 
 def test_policies_take_settings() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clipper.errors import InvalidInput
 from clipper.selection import POLICIES, Observation, Plan, Policy, Prediction, Query, Truth, policy_named
 from clipper.selection.policy import agrees, loss, losses
 from clipper.types import VersionedModel
@@ -98,3 +99,44 @@ def test_equal_outputs() -> None:
     assert not agrees(np.array([1, 2]), np.array([1, 2, 3]))
     assert not agrees(True, 1)
     assert agrees(np.int64(3), 3)
+
+
+# -- weights that a person has chosen
+
+
+def test_shares_are_kept() -> None:
+    policy = policy_named("ab(shares={'a': 0.9, 'b:1': 0.1})")
+    state = policy.init([A, B, C])
+    plans = [policy.select(state, Query(uniform=(i + 0.5) / 1000), [C, A, B]) for i in range(1000)]
+    asked = [plan.models[0] for plan in plans]
+    assert (asked.count(A), asked.count(B), asked.count(C)) == (900, 100, 0)
+    assert {plan.probability(plan.models[0]) for plan in plans} == {0.9, 0.1}
+    assert policy.select(state, Query(uniform=0.9), [C, VersionedModel("b", 2)]).probabilities == (0.5,), "nobody named"
+    assert policy.select(state, Query(uniform=1 - 2**-53), [A, C]).models == (A,)
+    assert policy.combine(state, {A: Prediction(3, 0.5)}, ()).output == 3
+
+
+def test_votes_weigh_what_a_person_said() -> None:
+    policy = policy_named("static(weights={'a': 2.5})")
+    state, said = policy.init([A, B, C]), {A: Prediction(1), B: Prediction(2), C: Prediction(2)}
+    combined = policy.combine(state, said, ())
+    assert (combined.output, combined.confidence) == (1, 2.5 / 4.5)
+    assert policy.combine(state, {B: said[B], C: said[C]}, [A]).confidence == 2 / 4.5
+    assert policy.combine(state, {A: Prediction(1.0), B: Prediction(2.0)}, ()).output == pytest.approx(4.5 / 3.5)
+    only_a = policy_named("static(weights={'a': 1, 'b': 0})")
+    assert only_a.combine(state, {B: said[B]}, [A]).output == 2, "better than nobody"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ab(shares={'a': -1})", "shares: -1 for 'a'; it must be a number from 0"),
+        ("ab(shares={'a': 0})", "one of them must be above 0"),
+        ("ab(shares={'A b': 1})", "bad model name"),
+        ("ab(shares=[1])", "numbers by model, as in shares="),
+        ("static(weights={'a': 1e999})", "weights: inf for 'a'"),
+    ],
+)
+def test_weights_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        policy_named(text)

@@ -11,8 +11,12 @@ from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
 from clipper.selection.fixed import Fixed
 from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
+from clipper.selection.weighted import AbSplit, StaticWeights
 
-_CLASSES = (Fixed, Ensemble, Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy)
+_CLASSES = (
+    Fixed, Ensemble, AbSplit, StaticWeights,
+    Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy,
+)  # fmt: skip
 POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
 
@@ -47,6 +51,7 @@ def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
 
 __all__ = [
     "POLICIES",
+    "AbSplit",
     "Combined",
     "Ensemble",
     "EpsilonGreedy",
@@ -63,6 +68,7 @@ __all__ = [
     "Query",
     "SquareCB",
     "Stacking",
+    "StaticWeights",
     "Thompson",
     "Truth",
     "TsallisInf",

@@ -20,6 +20,7 @@ from clipper_core.bandit import Rule, RuleKind
 class Bandit(LearningPolicy):
     """Threads: any. shadow: share of queries, 0 to 1, on which the models not chosen are evaluated too, as observers."""
 
+    chance = True
     shadow: float = 0.0
 
     def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:

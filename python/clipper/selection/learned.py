@@ -59,6 +59,7 @@ class LearningPolicy:
 
     name: ClassVar[str]
     schema: ClassVar[int] = 1
+    chance: ClassVar[bool] = False
     fresh: ClassVar[tuple[float, ...]]  # the row of a model that nothing is known of
     counts: ClassVar[tuple[int, ...]] = ()  # columns that count observations
     least: ClassVar[float] = 0.0  # of a count

@@ -99,6 +99,7 @@ class Policy(Protocol):
 
     name: str
     schema: int  # of the encoded state; a state of another is refused, never guessed at
+    chance: bool  # whether `select` looks at query.uniform
 
     def init(self, models: Sequence[VersionedModel], prior: State | None = None) -> State:
         """The state before any feedback of its own, for an application that links `models`, in that order. prior: the

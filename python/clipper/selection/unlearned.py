@@ -14,6 +14,7 @@ class Unlearned:
     """Threads: any. For policies whose weights are fixed."""
 
     schema = 1
+    chance = False
 
     def init(self, models: Sequence[VersionedModel], prior: Models | None = None) -> Models:
         return tuple(models)

@@ -60,7 +60,7 @@ def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int
     """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
     UnknownModel when nothing is linked."""
     state = question.learner.state(user)
-    query = Query(user, next_uniform()) if question.window is not None else NOBODY
+    query = Query(user, next_uniform()) if question.policy.chance else Query(user) if user else NOBODY
     plan = question.policy.select(state, query, question.models)
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
