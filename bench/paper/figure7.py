@@ -1,0 +1,95 @@
+"""Figure 7: five classifiers on the digits: how far their agreement, and the calibrated confidence, tell of errors."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.svm import SVC
+
+from bench.harness import Goal, Row, Sample, row
+from clipper.selection import Observation, Prediction, Query, Truth, policy_named
+from clipper.types import VersionedModel
+
+Array = np.ndarray[Any, Any]
+TRAINED = 200  # rows each classifier sees; the rest is the stream
+BINS = 20
+
+
+def main(quick: bool) -> list[Row]:
+    seeds = range(2 if quick else 20)
+    found = [once(seed) for seed in seeds]
+    rows = []
+    for name in ("stacking", "exp4", "ensemble"):
+        error = Sample(tuple(one[name]["error"] for one in found))
+        best = Sample(tuple(one["best"]["error"] for one in found))
+        rows.append(row(f"{name}: error", error, "", "best single classifier", best,
+                        Goal("at_most", 1.05) if name == "stacking" else None))  # fmt: skip
+        alike = Sample(tuple(one[name]["all agree"] for one in found))
+        goal = Goal("at_most", 0.25) if name == "stacking" else None
+        rows.append(row(f"{name}: error when all five agree", alike, "", "its error", error, goal))
+        share = Sample(tuple(one[name]["share"] for one in found))
+        rows.append(row(f"{name}: share of queries on which all agree", share, ""))
+        ece = Sample(tuple(one[name]["ece"] for one in found))
+        raw = Sample(tuple(one[name]["ece of agreement"] for one in found))
+        goal = Goal("value_at_most", 0.015) if name == "stacking" else None
+        rows.append(row(f"{name}: calibration error of the confidence", ece, "", "of the agreement", raw, goal))
+    return rows
+
+
+def classifiers(seed: int) -> list[Any]:
+    return [
+        LogisticRegression(max_iter=300), SVC(), KNeighborsClassifier(3),
+        RandomForestClassifier(50, random_state=seed), MLPClassifier(max_iter=400, random_state=seed),
+    ]  # fmt: skip
+
+
+def once(seed: int) -> dict[str, dict[str, float]]:
+    """One split of the digits: what each policy makes of the same predictions, with labels right after."""
+    x, y = load_digits(return_X_y=True)
+    x = x / 16.0
+    order = np.random.default_rng(seed).permutation(len(x))
+    train, rest = order[:TRAINED], order[TRAINED:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a weak model among five is what the figure is about
+        said = np.stack([model.fit(x[train], y[train]).predict(x[rest]) for model in classifiers(seed)], axis=1)
+    found = {name: stream(name, said, y[rest]) for name in ("stacking", "exp4", "ensemble")}
+    found["best"] = {"error": float((said != y[rest, None]).mean(axis=0).min())}
+    return found
+
+
+def stream(name: str, said: Array, labels: Array) -> dict[str, float]:
+    policy, models = policy_named(name), [VersionedModel(f"m{i}", 1) for i in range(said.shape[1])]
+    state, answers = policy.init(models), []
+    for votes, label in zip(said.tolist(), labels.tolist(), strict=True):
+        plan = policy.select(state, Query(), models)
+        heard = {model: Prediction(votes[models.index(model)]) for model in plan.models}
+        answers.append(policy.combine(state, heard, ()))
+        state = policy.observe(state, Observation(plan, heard, Truth(label), answers[-1].output))
+    wrong = np.array([answer.output for answer in answers]) != labels
+    alike = (said == said[:, :1]).all(axis=1)
+    agreement = np.array([np.bincount(votes).max() / len(votes) for votes in said])
+    return {
+        "error": float(wrong.mean()),
+        "all agree": float(wrong[alike].mean()),
+        "share": float(alike.mean()),
+        "ece": calibration_error(np.array([answer.confidence for answer in answers]), ~wrong),
+        "ece of agreement": calibration_error(agreement, ~wrong),
+    }
+
+
+def calibration_error(confidence: Array, right: Array) -> float:
+    """Expected: the distance between confidence and accuracy, over equal bins of confidence, weighed by their sizes."""
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    return float(
+        sum(
+            abs(confidence[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean()
+            for b in range(BINS)
+            if (bins == b).any()
+        )
+    )
