@@ -170,13 +170,20 @@ def loss(output: Any, label: Any) -> float:
     return 0.0 if distance == 0.0 else distance / (distance + size)
 
 
+_PLAIN = frozenset((int, str, bytes, bool))  # labels as they nearly always come: asked for first
+
+
 def is_number(value: object) -> bool:
     """Whether it is averaged rather than voted on: a float, or an array of numbers."""
+    if type(value) in _PLAIN:
+        return False
     return isinstance(value, float | np.floating) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
 
 
 def agrees(one: object, other: object) -> bool:
     """Whether two outputs are the same answer. True is not 1."""
+    if type(one) is type(other) and type(one) in _PLAIN:
+        return one == other
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return bool(np.array_equal(one, other))  # type: ignore[arg-type]  # whatever it is, numpy tells
     if isinstance(one, bool | np.bool_) != isinstance(other, bool | np.bool_):
@@ -186,6 +193,8 @@ def agrees(one: object, other: object) -> bool:
 
 def is_usable(output: object) -> bool:
     """Whether an output may be answered with: something, and finite throughout."""
+    if type(output) in _PLAIN:
+        return True
     if isinstance(output, float | np.floating):
         return math.isfinite(output)
     if isinstance(output, np.ndarray) and output.dtype.kind == "f":

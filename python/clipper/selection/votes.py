@@ -36,6 +36,8 @@ def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
 
 def _heaviest_kind(votes: Votes, weights: Weights) -> tuple[object, Votes]:
     """The kind of output with most weight (the first model's, of equals), and the votes of that kind."""
+    if all(type(vote.output) in (int, str) for vote in votes.values()):
+        return "label", votes
     floats = any(isinstance(vote.output, float | np.floating) for vote in votes.values())
     kinds = {model: _kind(vote.output, floats) for model, vote in votes.items()}
     heavy: dict[object, float] = {}
@@ -57,6 +59,8 @@ def _kind(output: object, floats: bool) -> object:
 
 def label_key(output: object) -> object:
     """A key under which equal labels meet, and True does not meet 1."""
+    if type(output) in (int, str):
+        return output
     if isinstance(output, bool | np.bool_):
         return ("bool", bool(output))
     return output.tobytes() if isinstance(output, np.ndarray) else output
