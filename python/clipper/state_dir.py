@@ -20,23 +20,53 @@ class StateDir:
 
     def __init__(self, state: str, folder: str = "") -> None:
         self._lock = -1
+        sweep()
         self.run = Path(tempfile.mkdtemp(prefix="clipper-"))
+        self._alive = _marked(self.run)
         self.folder = place = Path(folder).absolute() if folder else _folder_of(state)
         try:
             if place is not None:
                 _make(place)
                 self._lock = _locked(place)
         except BaseException:
-            shutil.rmtree(self.run, ignore_errors=True)
+            self.close()
             raise
         self.models = (place or self.run) / "models"
 
     def close(self) -> None:
         shutil.rmtree(self.run, ignore_errors=True)
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork that still holds the descriptor must not keep the lock
             os.close(self._lock)
             self._lock = -1
+
+
+def _marked(run: Path) -> int:
+    """A lock in the folder of a server that lives; it goes with the process, however that ends. -> its descriptor.
+    Locked before it has its name, so that nobody finds it free while it is being made."""
+    fd = os.open(run / "alive.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(run / "alive.new", run / "alive")
+    return fd
+
+
+def sweep() -> int:
+    """Remove the folders of this user's servers that were killed; -> how many there were."""
+    found = 0
+    for mark in Path(tempfile.gettempdir()).glob("clipper-*/alive"):
+        with contextlib.suppress(OSError):
+            fd = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if os.fstat(fd).st_uid == os.getuid():
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(mark.parent, ignore_errors=True)
+                    found += 1
+            finally:
+                os.close(fd)
+    return found
 
 
 def _folder_of(state: str) -> Path | None:

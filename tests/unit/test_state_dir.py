@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from clipper.errors import AlreadyExists, ConfigError
-from clipper.state_dir import StateDir
+from clipper.state_dir import StateDir, sweep
 
 
 @pytest.mark.parametrize("state", ["", "memory", "memory://"])
@@ -88,3 +88,21 @@ def test_a_lock_that_cannot_be_made(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(ConfigError, match="Is a directory"):
         StateDir(str(tmp_path))
+
+
+def test_what_a_killed_server_left_is_swept(tmp_path, monkeypatch):
+    """And nothing else: not a living server's, nor a folder that only has such a name."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    living = StateDir("")
+    (tmp_path / "clipper-notes").mkdir()
+    code = "import os; from clipper.state_dir import StateDir; print(StateDir('').run, flush=True); os.kill(os.getpid(), 9)"
+    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    assert os.path.isdir(dead)
+    another = StateDir("")
+    assert not os.path.exists(dead)
+    assert living.run.is_dir()
+    assert (tmp_path / "clipper-notes").is_dir()
+    assert sweep() == 0
+    another.close()
+    living.close()
