@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -26,6 +26,19 @@ def total(xs):
 @pytest.fixture
 def memory(server, names):
     """Makes containers of this process; drops them, and retires their models, after the test."""
+    with made_here(server, names) as make:
+        yield make
+
+
+@pytest.fixture
+def crowd(names):
+    """A server and containers of this process, so many that on a busy machine their threads cannot all beat ten times a second."""
+    with clipper.start(heartbeat_ms=10_000, drain_s=0.1) as server, made_here(server, names) as make:
+        yield server, make
+
+
+@contextmanager
+def made_here(server, names):
     with ExitStack() as stack:
         made = []
 
@@ -289,8 +302,9 @@ def test_candidates_that_are_not_there(server, deploy):
 # -- many
 
 
-def test_eighty_containers_on_one_loop_thread(server, memory):
+def test_eighty_containers_on_one_loop_thread(crowd):
     """One descriptor and no thread of the server's for each."""
+    server, memory = crowd
     memory(input="f64[4]").serve(total)
     gc.collect()  # servers of earlier tests hold some until then
     threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -305,7 +319,8 @@ def test_eighty_containers_on_one_loop_thread(server, memory):
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= fds)
 
 
-def test_sixty_replicas_share_one_queue(server, memory):
+def test_sixty_replicas_share_one_queue(crowd):
+    server, memory = crowd
     first = memory(input="f64[4]")
     name, worked = first.hello["name"], set()
 
