@@ -32,7 +32,7 @@ def memory(server, names):
 
 @pytest.fixture
 def crowd(names):
-    """A server and containers of this process, so many that on a busy machine their threads cannot all beat ten times a second."""
+    """A server and containers of this process: so many that their threads cannot all beat ten times a second when it is busy."""
     with clipper.start(heartbeat_ms=10_000, drain_s=0.1) as server, made_here(server, names) as make:
         yield server, make
 
