@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper_core.codec import Kind, encode_frame, encode_rows
 from clipper_core.engine import Engine
 from clipper_core.model import Model, predict_all
 
@@ -84,9 +85,53 @@ def test_miss(benchmark: Any, floats: int, cached: bool) -> None:
     misses(benchmark, model, calls(model.predict, x))
 
 
-def test_miss_as_one_array(benchmark: Any) -> None:
-    model, rows = model_of(64, False), np.zeros((OPERATIONS, 64))
+@pytest.mark.parametrize("floats", ROW_FLOATS)
+@pytest.mark.parametrize("cached", [True, False], ids=["keyed", "unkeyed"])
+def test_miss_as_one_array(benchmark: Any, floats: int, cached: bool) -> None:
+    """Submit alone: hashed, looked up and packed."""
+    model, rows = model_of(floats, cached), np.zeros((OPERATIONS, floats))
     misses(benchmark, model, lambda: model.predict_many(rows))
+
+
+@pytest.mark.parametrize("floats", ROW_FLOATS)
+def test_hit_as_one_array_and_result(benchmark: Any, floats: int) -> None:
+    model, rows = model_of(floats, True), np.zeros((OPERATIONS, floats))
+    model.put(rows[0], 1.0)
+    measure(benchmark, lambda: model.predict_many(rows).result())
+
+
+def test_the_loop_s_part_of_an_array(benchmark: Any) -> None:
+    """Taken in, sent as one batch, and ended by its reply, all by hand: what the loop thread does for each row of f64[1], and the
+    copies of the frames between bytes objects beside it."""
+    model = model_of(1, False)
+    engine, rows, now = model.engine, np.zeros((OPERATIONS, 1)), [0]
+    conn = engine.open(0)
+    engine.receive(conn, encode_frame(Kind.HELLO, b""), 0)
+    engine.attach(conn, model.index, b"", mode=3, size_max=OPERATIONS)
+    engine.step(1)
+    engine.outgoing(conn, 1)
+    number = [0]
+
+    def setup() -> tuple[tuple[Any], dict[str, Any]]:
+        number[0] += 1
+        model.predict_many(rows)
+        return (encode_rows(Kind.REPLY, rows[:, 0], id=number[0]),), {}
+
+    def run(reply: bytes) -> None:
+        now[0] += 10
+        engine.step(now[0])
+        engine.outgoing(conn, now[0])
+        engine.receive(conn, reply, now[0])
+
+    measure(benchmark, run, setup)
+    assert engine.snapshot()["models"][0]["ended"]["OK"] == engine.delivery.answered > 0
+
+
+@pytest.mark.parametrize("floats", ROW_FLOATS)
+def test_anchor_copy_of_the_array(benchmark: Any, floats: int) -> None:
+    rows = np.zeros((OPERATIONS, floats))
+    to = np.empty_like(rows)
+    measure(benchmark, lambda: np.copyto(to, rows))
 
 
 def test_three_models_at_once(benchmark: Any) -> None:

@@ -16,7 +16,8 @@ from clipper.errors import ClipperError
 from clipper.server import ClipperServer
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.dispatch import as_completed
-from clipper.types import Answer, Application, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.serving.progress import progress
+from clipper.types import Answer, Answers, Application, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ def start(config: "str | os.PathLike[str] | None" = None, **settings: Any) -> Cl
 
 __all__ = [
     "Answer",
+    "Answers",
     "Application",
     "ApplicationHandle",
     "ClipperError",
@@ -45,5 +47,6 @@ __all__ = [
     "as_completed",
     "errors",
     "load_config",
+    "progress",
     "start",
 ]

@@ -99,9 +99,9 @@ class Limits(msgspec.Struct, frozen=True):
     queue_rows_max: Annotated[
         int, _about("rows waiting in one lane of a model; more are refused", "rows", ge=16, le=1 << 20)
     ] = 8192
-    queue_bytes_max: Annotated[int, _about("memory of one lane of a model", "bytes", ge=64 * _KIB, le=1 << 36)] = (
-        64 * _MIB
-    )
+    queue_bytes_max: Annotated[
+        int, _about("memory of one lane of a model; arrays have lanes of their own", "bytes", ge=64 * _KIB, le=1 << 36)
+    ] = 64 * _MIB
     tasks_max: Annotated[int, _about("tasks without an answer yet, over all models", "tasks", ge=256, le=1 << 24)] = (
         1 << 16
     )

@@ -27,17 +27,18 @@ from clipper.errors import (
 )
 from clipper.selection import policy_named
 from clipper.serving.address import listen
-from clipper.serving.application import ApplicationHandle, slo_in_us
+from clipper.serving.application import ApplicationHandle, array_slo_in_us, slo_in_us
+from clipper.serving.arrays import predict_array
+from clipper.serving.cache import Cache
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.dispatch import Dispatch
 from clipper.serving.learning import Learning
-from clipper.serving.models import Running, RunningModels, row_shape
+from clipper.serving.models import Running, RunningModels, engine_of, row_shape
 from clipper.serving.processor import Question, predict
 from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
 from clipper.state_dir import StateDir
 from clipper.store import open_store
 from clipper.types import VERSION_MAX, Application, Batching, InputType, Model, PredictionRequest, Similar, VersionedModel
-from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
 
@@ -58,7 +59,7 @@ class ClipperServer:
         self.config = config
         self._pid = os.getpid()
         self._closed = False
-        self._engine = _engine_of(config)
+        self._engine = engine_of(config)
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
             self._store = open_store(config.server.state, config.limits.state_bytes_max)
@@ -88,7 +89,7 @@ class ClipperServer:
         self._questions: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
         self._node = secrets.token_hex(4)
-        self.cache = Cache(self)
+        self.cache = Cache(self.model, lambda: self.stats()["cache"])
 
     # -- life
 
@@ -295,14 +296,32 @@ class ClipperServer:
 
     def schedule_prediction(self, request: PredictionRequest) -> Future:
         """Schedule one query; -> the Future of an Answer, at once. See PredictionRequest."""
-        if request.application is not None and not request.candidate_models:
-            question = self._question(request.application)
-        else:
-            question = self._question_for(request)
+        question = self._question_asked(request)
         slo_us = question.slo_us
         if request.slo_ms is not None:
             slo_us = slo_in_us(request.slo_ms, self.config.limits.slo_ms_max)
         return predict(question, request.input, request.user, slo_us, request.salt)
+
+    def _question_asked(self, request: PredictionRequest) -> Question:
+        if request.application is not None and not request.candidate_models:
+            return self._question(request.application)
+        return self._question_for(request)
+
+    def schedule_predictions(
+        self,
+        inputs: Any,
+        application: str | None = None,
+        models: Sequence[str | VersionedModel] = (),
+        *,
+        user: str | None = None,
+        slo_ms: float | None = None,
+        salt: int = 0,
+    ) -> Future:
+        """Schedule an array of queries to an application, or to models named here; -> the Future of `Answers`.
+        See ApplicationHandle.predict_many and PredictionRequest."""
+        request = PredictionRequest(inputs, application, tuple(models), user, slo_ms, salt)
+        slo_us = array_slo_in_us(slo_ms, self.config.limits.slo_ms_max)
+        return predict_array(self._question_asked(request), inputs, user, slo_us, salt)
 
     # -- looking in
 
@@ -543,27 +562,6 @@ class ClipperServer:
         return question
 
 
-class Cache:
-    """The prediction cache as the design document has it. Threads: any."""
-
-    def __init__(self, server: ClipperServer) -> None:
-        self._server = server
-
-    def fetch(self, model: str | VersionedModel, input: Any, salt: int = 0) -> Future:
-        """A future of the model's prediction for `input`: done when it is cached; else it joins the evaluation in flight, or
-        starts the one there will be."""
-        return self._server.model(model).predict(input, salt=salt)
-
-    def put(self, model: str | VersionedModel, input: Any, output: Any, salt: int = 0) -> None:
-        """Insert a prediction: a number, str, bytes or ndarray."""
-        self._server.model(model).put(input, output, salt)
-
-    def stats(self) -> dict[str, int]:
-        """bytes, entries, evictions."""
-        cache: dict[str, int] = self._server.stats()["cache"]
-        return cache
-
-
 def _replace(record: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(record, **changes)
 
@@ -577,23 +575,6 @@ def _type(text: str | InputType) -> InputType:
 
 def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:
     return input.dtype, row_shape(input)
-
-
-def _engine_of(config: Config) -> Engine:
-    limits = config.limits
-    return Engine(
-        cache_bytes_max=limits.cache_bytes_max,
-        cache_policy=config.server.cache_policy,
-        tasks_max=limits.tasks_max,
-        queue_bytes_max=limits.queue_bytes_max,
-        frame_bytes_max=limits.frame_bytes_max,
-        rows_max=limits.batch_size_max,
-        output_bytes_max=limits.output_bytes_max,
-        links_max=limits.connections_max,
-        models_max=limits.models_max,
-        heartbeat_ms=config.server.heartbeat_ms,
-        compression=config.server.compression,
-    )
 
 
 def _restart_policy(server: ServerSettings) -> RestartPolicy:

@@ -224,6 +224,43 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         return f"Answer({', '.join(parts)})"
 
 
+class Answers(msgspec.Struct, frozen=True, eq=False):
+    """What an array of n queries came to, row by row.
+
+    outputs: ndarray of shape (n, ...) when they are numbers of one shape and the default fits among them, else a list.
+    confidence: f64 (n,).  is_default: bool (n,); `reasons` counts why.  statuses: u8 (n,) for every model asked: how its
+    rows ended (clipper_core.status.Status; 1 is OK).  latency_us: u32 (n,), 0 for rows that the cache had.
+    """
+
+    outputs: Any
+    confidence: Any
+    is_default: Any
+    statuses: dict[VersionedModel, Any] = {}
+    reasons: dict[str, int] = {}
+    latency_us: Any = None
+    id: str = ""
+
+    def __len__(self) -> int:
+        return len(self.is_default)
+
+    @property
+    def models(self) -> tuple[VersionedModel, ...]:
+        """The models that were asked."""
+        return tuple(self.statuses)
+
+    @property
+    def missing(self) -> dict[VersionedModel, int]:
+        """How many rows each model was not heard of in time."""
+        return {model: int(np.count_nonzero(statuses != 1)) for model, statuses in self.statuses.items()}
+
+    def __repr__(self) -> str:
+        defaults = int(np.count_nonzero(self.is_default))
+        parts = [f"{len(self)} rows", "from " + ",".join(map(str, self.statuses))]
+        if defaults:
+            parts.append(f"{defaults} defaults: " + "; ".join(f"{n} x {why}" for why, n in self.reasons.items()))
+        return f"Answers({', '.join(parts)})"
+
+
 # -- what the catalog knows
 
 

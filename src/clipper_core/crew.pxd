@@ -3,9 +3,9 @@
 # Threads: loop only, but for the atomics, which anyone may read.
 from libcpp.vector cimport vector
 from clipper_core.admission cimport Gate, Margin
-from clipper_core.lane cimport Lane, Lanes, Tally
 from clipper_core.machine cimport atomic, i32, u32, u64
 from clipper_core.replica cimport Replica
+from clipper_core.task cimport Lane, Lanes, Tally
 
 cdef struct Trial:              # a row whose forecast is compared with what becomes of it; one at a time
     u64 ticket                  # 0: none
@@ -42,8 +42,9 @@ cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nog
 # ^ who is predicted to finish the next batch first, by index; -1: nobody now, and if again_us is set, look again then
 
 cdef void crew_arrived(Crew* c, u64 rows, u64 now_us) noexcept nogil
-cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, bint shown,
+cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, u64 behind, bint shown,
                         u64 now_us) noexcept nogil
-# ^ publish what a row submitted to this lane can expect; `ahead` rows of all lanes are due before it; shown: in snapshots
+# ^ publish what a row submitted to this lane can expect; `ahead` rows of all lanes are due before it, and the `behind` due later
+#   fill its batch; shown: in snapshots; gate NULL: there only
 cdef void crew_learn(Crew* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept nogil
 # ^ the margin, from what became of the row on trial; and how much was offered that was refused

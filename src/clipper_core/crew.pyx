@@ -16,10 +16,10 @@ forecast by row (each is its batch's), and a margin by class of SLO.
 from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_init, margin_learn, margin_now)
 from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_size,
                                    batcher_worst_us)
-from clipper_core.lane cimport SENT, WAITING, Task, task_of, ticket_of
 from clipper_core.machine cimport relaxed
 from clipper_core.replica cimport IN_FLIGHT_MAX
 from clipper_core.status cimport DEADLINE, DROPPED, FULL
+from clipper_core.task cimport SENT, WAITING, Task, task_of, ticket_of
 
 cdef enum:
     SECOND_ROWS_MIN = 64
@@ -189,7 +189,7 @@ cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
     return 0
 
 
-cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, bint shown,
+cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, u64 behind, bint shown,
                         u64 now_us) noexcept nogil:
     cdef i32 lead = -1
     cdef Forecast f
@@ -197,19 +197,21 @@ cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead
     cdef const Replica* r
     f.ahead = _walk(c, ahead, now_us, &lead)
     if lead < 0:
-        gate_close(gate, c.expected_us if c.members.size() == 0 else 0)
+        if gate != NULL:
+            gate_close(gate, c.expected_us if c.members.size() == 0 else 0)
         c.delay_us.store(0, relaxed)
         return
     r = c.members[0][lead]
     f.begin_us = c.free_us[0][lead]
     f.size = batcher_size(&r.batcher, 0xFFFFFFFF)
     f.full_us = batcher_worst_us(&r.batcher, f.size)
-    coming = min(c.rate * f.begin_us, <double> f.size, batcher_room(&r.batcher))
+    coming = min(c.rate * f.begin_us + behind, <double> f.size, batcher_room(&r.batcher))
     f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size - 1, <u32> 1)
     f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
     f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)
-    gate_publish(gate, &f, margin, lane.seen, now_us)
-    _put_on_trial(c, lanes, lane, gate, margin, now_us)
+    if gate != NULL:
+        gate_publish(gate, &f, margin, lane.seen, now_us)
+        _put_on_trial(c, lanes, lane, gate, margin, now_us)
     if shown:
         c.delay_us.store(<u64> (margin * f.begin_us), relaxed)
         c.slo_us.store(lane.slo_us, relaxed)

@@ -94,6 +94,7 @@ cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
 
 # -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
 cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
+cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil   # a slot has ended that these mailboxes watch
 cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
 cdef u64 delivery_open(DeliveryState* d) noexcept nogil       # tasks that are open, of the moment
 cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothing will complete any more. Threads: any

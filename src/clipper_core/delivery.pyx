@@ -78,10 +78,29 @@ cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil:
         _block_retire(d, block)
 
 
+cdef bint _claim_own(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil:
+    """A block for one future alone. Its memory may be megabytes: it is cleared before the lock is taken."""
+    cdef Block* b = _block_new(count)
+    if b == NULL:
+        return False
+    block_hold(b[0], 2 * count)
+    b.used = count
+    claims_lock(d.lock)
+    b.first_id = d.next_id
+    d.next_id += count
+    d.issued.store(d.issued.load(relaxed) + count, relaxed)
+    claims_unlock(d.lock)
+    first[0] = 0
+    block[0] = b
+    return True
+
+
 cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil:
     """`count` consecutive slots; each comes with its future's reference and its task's."""
     cdef Block* b
     cdef Block* full = NULL
+    if count > BLOCK_SLOTS:
+        return _claim_own(d, count, block, first)
     claims_lock(d.lock)
     b = d.current
     if count > BLOCK_SLOTS / 4:
@@ -116,14 +135,14 @@ cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Valu
         d.touched = True
         d.ended.store(d.ended.load(relaxed) + 1, relaxed)
         if boxes:
-            _notify(d, block.first_id + slot, boxes)
+            slot_notify(d, block.first_id + slot, boxes)
     else:
         value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
     block_drop(d, block, 1)
     return first
 
 
-cdef void _notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
+cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
     cdef u32 i
     for i in range(MAILBOXES_MAX):
         if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:

@@ -9,19 +9,18 @@ from posix.unistd cimport close
 from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
 from clipper_core.delivery cimport delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
-from clipper_core.lane cimport (STATUSES, Lane, Tally, Task, lane_take_in, lanes_free, lanes_new, lanes_wake, row_end,
-                                task_of, ticket_of)
+from clipper_core.lane cimport lane_close, lanes_free, lanes_new, lanes_wake, takers_end
 from clipper_core.link cimport Link, link_free, link_room, link_sent
 from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
                                    relaxed, release, seq_cst, u8, u32, u64)
-from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
 from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, EXPECT, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
                                      engine_lost, engine_open, engine_received, engine_slot, engine_step, model_state_free)
 from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
+from clipper_core.task cimport STATUSES, Tally
 
 import os
 
@@ -353,31 +352,14 @@ cdef class Engine:
 
 cdef void _finish(EngineState* e) noexcept nogil:
     cdef u32 i
-    e.refusing.store(CLOSED, seq_cst)
+    takers_end(e.lanes[0], e.refusing, CLOSED)
     for i in range(1, e.slots_used + 1):
         if e.links[i].link != NULL:
             engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
     for i in range(1, e.lanes.count + 1):
-        _end_lane(e, e.lanes.by_id[i])
+        lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
     delivery_flush(e.delivery)
     delivery_kill(e.delivery, CLOSED)
-
-
-cdef void _end_lane(EngineState* e, Lane* lane) noexcept nogil:
-    cdef u64 i, pos
-    cdef Task* task
-    cdef Value nothing
-    nothing.word = 0
-    nothing.tag = TAG_NONE
-    lane_take_in(e.lanes, lane, e.now_us.load(relaxed))
-    for i in range(lane.ring.cells.size):
-        if lane.seen < i + 1:
-            break
-        pos = lane.seen - 1 - i
-        task = task_of(e.lanes, ticket_of(lane.id, pos))
-        if task != NULL and task.prev == 0:
-            row_end(e.lanes, ticket_of(lane.id, pos), CLOSED, &nothing, e.now_us.load(relaxed))
-    lane.waiting = 0
 
 
 cdef object _model_snapshot(ModelState* model):

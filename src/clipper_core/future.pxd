@@ -1,6 +1,7 @@
 # Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an ensemble, thousands for an array.
 # done() is one load per slot. A query that is answered at submit (a cache hit, a refusal) needs no slot: its Future holds the
 # value itself.
+from clipper_core.column cimport Column
 from clipper_core.delivery cimport Block, Delivery
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.prediction cimport Value
@@ -30,6 +31,7 @@ cdef class Future:
     cdef object _value(self, u32 i)
     cdef object _error(self, u32 i, u8 state)
     cdef object _many(self)
+    cdef Column _column(self, u32 first, object n) except *
     cdef int _check(self, u32 i) except -1
 
 cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish, object extra)

@@ -12,18 +12,18 @@ import logging
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 
+from clipper_core.column cimport (Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
+                                  column_states)
 from clipper_core.delivery cimport (MAILBOXES_MAX, DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead,
                                     delivery_rouse, epoch_ends, mailbox_overflow, slot_boxes, slot_state, slot_try_cancel,
                                     slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
 from clipper_core.dtype cimport F64
-from clipper_core.machine cimport eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
+from clipper_core.machine cimport atomic, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
 from clipper_core.status cimport CANCELLED, FULL, OK, PENDING, raise_for
 
 from clipper_core.status import Status as StatusName
 from clipper_core.status import error_for
-
-import numpy as np
 
 cdef extern from *:
     """
@@ -233,19 +233,27 @@ cdef class Future:
 
     cdef object _many(self):
         """All values in order: one ndarray when they are numbers of one shape, else a list. Raises on the first failed row."""
-        cdef u32 i
-        cdef u8 state
-        for i in range(self.count):
-            state = self._state(i)
-            if state != OK:
-                raise self._error(i, state)
-        values = [self._value(i) for i in range(self.count)]
-        if isinstance(values[0], (int, float, np.ndarray)):
-            try:
-                return np.array(values)
-            except ValueError:
-                return values
-        return values
+        cdef Column column = self._column(0, None)
+        cdef u32 failed = column_first_failed(&column)
+        if failed < self.count:
+            raise self._error(failed, self._state(failed))
+        return column_outputs(&column, None)
+
+    cdef Column _column(self, u32 first, object n) except *:
+        """Tasks [first, first + n), or to the last."""
+        cdef Column column
+        column.n = self.count - min(first, self.count) if n is None else <u32> n
+        if first > self.count or column.n > self.count - first:
+            raise IndexError(f"tasks {first} to {first + column.n} of a query with {self.count}")
+        if self.block == NULL:
+            column.word, column.tag = &self.at_once.word, &self.at_once.tag
+            column.state = <atomic[u8]*> &self.status_at_once
+            column.latency_us = NULL
+            return column
+        first += self.first
+        column.word, column.tag = self.block.word + first, self.block.tag + first
+        column.state, column.latency_us = self.block.state + first, self.block.latency_us + first
+        return column
 
     # -- what a finisher reads
 
@@ -258,8 +266,35 @@ cdef class Future:
         return StatusName(self._state(i))
 
     def statuses(self):
-        """One u8 per task, shape (n,): how each ended."""
-        return np.array([self._state(i) for i in range(self.count)], dtype=np.uint8)
+        """One u8 per task, shape (n,): how each ended (Status); 0 for those that have not."""
+        cdef Column column = self._column(0, None)
+        return column_states(&column)
+
+    def progress(self):
+        """(tasks that have ended, tasks)."""
+        cdef u32 i, done = self.first_open()
+        for i in range(done, self.count):
+            done += self._state(i) != PENDING
+        return done, self.count
+
+    def outputs(self, missing=None, u32 first=0, n=None):
+        """The predictions of tasks [first, first + n), so far, with `missing` in the place of those there are none of.
+
+        An ndarray of shape (n, ...) when they are numbers of one type and shape, and `missing` fits among them (None: NaN
+        among floats); else a list.
+        """
+        cdef Column column = self._column(first, n)
+        return column_outputs(&column, missing)
+
+    def confidences(self, u32 first=0, n=None):
+        """What the model said of its predictions [first, first + n): f64 (n,), NaN where it said nothing."""
+        cdef Column column = self._column(first, n)
+        return column_confidences(&column)
+
+    def latencies_us(self):
+        """Microseconds from submit to the end, u32, one a task; 0 for a hit, for what is pending and for what was cancelled."""
+        cdef Column column = self._column(0, None)
+        return column_latencies_us(&column)
 
     def output(self, u32 i=0):
         """The prediction of task `i`, or None if it has none."""

@@ -24,3 +24,7 @@ cdef inline void note(atomic[u64]* counter, u64 by) noexcept nogil:
 cdef inline void histogram_note(Histogram* h, u64 value) noexcept nogil:
     note(&h.buckets[bucket_of(value)], 1)
     note(&h.total, value)
+
+cdef inline void histogram_note_many(Histogram* h, u64 value, u64 times) noexcept nogil:
+    note(&h.buckets[bucket_of(value)], times)
+    note(&h.total, value * times)

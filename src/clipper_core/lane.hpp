@@ -50,4 +50,23 @@ inline void loop_wakes(Lanes& lanes) {
     lanes.sleeping.store(0, std::memory_order_seq_cst);  // order: relaxed would do, at worst one wake-up too many
 }
 
+// Submitters at work without the GIL: the engine ends its lanes after the last of them. Each counts itself, then looks at
+// `refusing`; the engine sets that, then looks at the count, all of it sequentially consistent; so whoever goes on is waited for.
+template <class Lanes, class Flag>
+inline bool taker_enters(Lanes& lanes, Flag& refusing) {  // false: nothing is taken in any more
+    lanes.takers.fetch_add(1, std::memory_order_seq_cst);
+    if (refusing.load(std::memory_order_seq_cst) == 0) return true;
+    lanes.takers.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+}
+template <class Lanes>
+inline void taker_leaves(Lanes& lanes) {
+    lanes.takers.fetch_sub(1, std::memory_order_release);
+}
+template <class Lanes, class Flag>
+inline void takers_end(Lanes& lanes, Flag& refusing, std::uint32_t why) {  // they look at `refusing` often, and wait for nobody
+    refusing.store(why, std::memory_order_seq_cst);
+    while (lanes.takers.load(std::memory_order_seq_cst)) pause();
+}
+
 }  // namespace clipper

@@ -6,7 +6,8 @@ is never evaluated twice. The price is that a joined row was copied into the rin
 
 Who frees a cell. Exactly one of: the join that finds it answered, the deadline (a JOINED task, or a WAITING one that nobody
 joined), the skip at the head, `row_end`. A cell in phase SENT is freed only by `row_end`, because the kernel may still be
-reading its row.
+reading its row. A piece of an array counts its rows that wait or are on their way, and is freed with the last of them; until then
+it holds its slots' block, so that whoever has ended them, its slots may be looked at.
 """
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -15,11 +16,13 @@ from libcpp.deque cimport deque
 from clipper_core.clock_cache cimport cache_lookup
 from clipper_core.delivery cimport delivery_news, slot_end, slot_state
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed
+from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, u16
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
+from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits)
 from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side
 from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
+from clipper_core.task cimport (IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of, ticket_of)
 from clipper_core.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
 
 cdef extern from "<unistd.h>" nogil:
@@ -72,7 +75,7 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
     free(lanes)
 
 
-cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes, Tally* tally,
+cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 piece_rows, Tally* tally,
                     bint shared=False) noexcept nogil:
     cdef Lane* lane
     if lanes.count >= LANES_MAX:
@@ -80,16 +83,18 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 rows, u64 row_bytes
     lane = <Lane*> aligned_new(sizeof(Lane))
     if lane == NULL:
         return NULL
-    lane.ring = ring_new(rows, row_bytes, (sizeof(Task) + 63) & ~<u64> 63,
+    lane.ring = ring_new(cells, row_bytes * max(piece_rows, <u32> 1),
+                         lines_of(sizeof(Task)) + lines_of(4 * piece_rows) + lines_of(sizeof(Key) * piece_rows),
                          shared and row_bytes >= SHARED_ROW_BYTES_MIN)
     if lane.ring == NULL:
         free(lane)
         return NULL
-    lane.retry = new deque[u64]()
+    lane.retry = new deque[Span]()
     lane.id = lanes.count + 1
     lane.model = model
     lane.slo_us = slo_us
     lane.tally = tally
+    lane.piece_rows = piece_rows
     lanes.by_id[lane.id] = lane
     lanes.count += 1
     return lane
@@ -101,7 +106,7 @@ cdef void lanes_wake(Lanes* lanes) noexcept nogil:
     delivery_news(lanes.delivery)
 
 
-cdef void _announce(Lanes* lanes, Lane* lane) noexcept nogil:
+cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil:
     if lane_announce(lane[0], lanes.ready.cells[0], <u64*> lanes.ready.rows, lane.id):
         lanes_wake(lanes)
 
@@ -133,34 +138,16 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.phase = IDLE
     task.tries = 0
     task.answered = False
+    task.slots = NULL
     task.keyed = key != NULL
     if key != NULL:
         task.key = key[0]
     lane.ring.cells.publish(pos)
-    _announce(lanes, lane)
+    lane_has_news(lanes, lane)
     return OK
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
-
-cdef Lane* _lane_of(Lanes* lanes, u64 ticket) noexcept nogil:
-    return lanes.by_id[ticket >> 48]
-
-
-cdef u64 _pos_of(u64 ticket) noexcept nogil:
-    return ticket & ((<u64> 1 << 48) - 1)
-
-
-cdef Task* task_of(Lanes* lanes, u64 ticket) noexcept nogil:
-    cdef Lane* lane = _lane_of(lanes, ticket)
-    if not lane.ring.cells.published(_pos_of(ticket)):
-        return NULL
-    return <Task*> ring_side(lane.ring, _pos_of(ticket))
-
-
-cdef const void* task_row(Lanes* lanes, u64 ticket, Task* task) noexcept nogil:
-    return task.heap if task.heap != NULL else <void*> ring_row(_lane_of(lanes, ticket).ring, _pos_of(ticket))
-
 
 cdef bint _open(Task* task) noexcept nogil:
     return not task.answered and slot_state(task.block[0], task.slot) == PENDING
@@ -180,7 +167,7 @@ cdef u64 task_due_us(Task* task) noexcept nogil:
 
 cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
     cdef Task* task = task_of(<Lanes*> owner, ticket)
-    return task != NULL and _open(task)
+    return task != NULL and (not task.answered if task.slots != NULL else _open(task))
 
 
 cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* value, u64 now_us) noexcept nogil:
@@ -231,7 +218,7 @@ cdef void _forget(Lanes* lanes, Task* task, u64 ticket) noexcept nogil:
 
 
 cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now_us) noexcept nogil:
-    cdef Lane* lane = _lane_of(lanes, ticket)
+    cdef Lane* lane = lane_of(lanes, ticket)
     cdef Task* owner = task_of(lanes, ticket)
     cdef Task* task
     cdef u64 joined, after
@@ -241,19 +228,19 @@ cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now
     while joined:
         task = task_of(lanes, joined)
         after = task.next
-        note(&_lane_of(lanes, joined).tally.joined, 1)
-        _answer(_lane_of(lanes, joined), lanes, task, status, value, now_us)
-        _release(lanes, _lane_of(lanes, joined), _pos_of(joined))
+        note(&lane_of(lanes, joined).tally.joined, 1)
+        _answer(lane_of(lanes, joined), lanes, task, status, value, now_us)
+        _release(lanes, lane_of(lanes, joined), pos_of(joined))
         joined = after
     _answer(lane, lanes, owner, status, value, now_us)
-    _release(lanes, lane, _pos_of(ticket))
+    _release(lanes, lane, pos_of(ticket))
 
 
 cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noexcept nogil:
     cdef u64 ticket = pending_find(lanes.pending, key)
     if ticket == 0 or task_of(lanes, ticket).phase != WAITING:
         return
-    _lane_of(lanes, ticket).waiting -= 1
+    lane_of(lanes, ticket).waiting -= 1
     row_end(lanes, ticket, OK, value, now_us)
 
 
@@ -269,7 +256,10 @@ cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
 
 cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
     while lane.ring.cells.published(lane.seen):
-        _admit(lanes, lane, lane.seen, now_us)
+        if lane.piece_rows:
+            _admit_piece(lanes, lane, lane.seen, now_us)
+        else:
+            _admit(lanes, lane, lane.seen, now_us)
         lane.seen += 1
     lane.used_us = max(now_us, <u64> 1)        # 0: never
 
@@ -325,7 +315,7 @@ cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil
         pending_put(lanes.pending, &task.key, ticket)
         return False
     owner = task_of(lanes, other)
-    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and _lane_of(lanes, other) != lane:
+    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and lane_of(lanes, other) != lane:
         _take_over(lanes, task, ticket, owner, other)
         return False
     task.phase = JOINED
@@ -345,7 +335,7 @@ cdef void _link_after(Lanes* lanes, Task* owner, u64 owner_ticket, Task* task, u
 cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owner_ticket) noexcept nogil:
     """An equal row waits in a lane of longer SLOs: this one goes first, and the other joins it. (In its own lane the other is
     ahead already: there nothing is gained by changing places.)"""
-    cdef Lane* other = _lane_of(lanes, owner_ticket)
+    cdef Lane* other = lane_of(lanes, owner_ticket)
     task.due_us = max(task.due_us, owner.due_us)
     task.tries = owner.tries                    # a row that took a container down with it does so under any name
     task.next = owner_ticket
@@ -355,7 +345,7 @@ cdef void _take_over(Lanes* lanes, Task* task, u64 ticket, Task* owner, u64 owne
     pending_put(lanes.pending, &task.key, ticket)
     if not _open(owner):
         _unlink(lanes, owner)
-        _release(lanes, other, _pos_of(owner_ticket))
+        _release(lanes, other, pos_of(owner_ticket))
 
 
 # -- deadlines ---------------------------------------------------------------------------------------------------------
@@ -371,18 +361,22 @@ cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
 
 
 cdef void _expire(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
-    cdef Lane* lane = _lane_of(lanes, ticket)
+    cdef Lane* lane = lane_of(lanes, ticket)
     cdef Task* task = task_of(lanes, ticket)
+    cdef Status status = DEADLINE if lane.tally.replicas.load(relaxed) else NO_REPLICA
     if task == NULL or task.answered:
         return
-    _answer_empty(lane, lanes, task, DEADLINE if lane.tally.replicas.load(relaxed) else NO_REPLICA, now_us)
+    if task.slots != NULL:
+        piece_close(lanes, lane, pos_of(ticket), status, now_us)
+        return
+    _answer_empty(lane, lanes, task, status, now_us)
     if task.phase == JOINED:
         _unlink(lanes, task)
-        _release(lanes, lane, _pos_of(ticket))
+        _release(lanes, lane, pos_of(ticket))
     elif task.phase == WAITING and task.next == 0:
         lane.waiting -= 1
         _forget(lanes, task, ticket)
-        _release(lanes, lane, _pos_of(ticket))
+        _release(lanes, lane, pos_of(ticket))
 
 
 # -- rows for a batch --------------------------------------------------------------------------------------------------
@@ -403,47 +397,140 @@ cdef bint _head_waits(Lanes* lanes, Lane* lane, u64 pos) noexcept nogil:
     return False
 
 
+cdef bint _retry_waits(Lanes* lanes, Lane* lane) noexcept nogil:
+    cdef Span* span = &lane.retry.front()
+    cdef u32 gone
+    if lane.piece_rows == 0:
+        return _head_waits(lanes, lane, pos_of(span.ticket))
+    gone = piece_ended_from(task_of(lanes, span.ticket), span.first, span.first + span.rows)
+    span.first += gone
+    span.rows -= gone
+    lane.waiting -= gone
+    piece_leave(lanes, lane, pos_of(span.ticket), gone)
+    return span.rows > 0
+
+
 cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil:
     while not lane.retry.empty():
-        if _head_waits(lanes, lane, lane.retry.front()):
-            ticket[0] = ticket_of(lane.id, lane.retry.front())
+        ticket[0] = lane.retry.front().ticket
+        if _retry_waits(lanes, lane):
             return True
         lane.retry.pop_front()
     while lane.head < lane.seen:
-        if _head_waits(lanes, lane, lane.head):
+        if piece_waits(lanes, lane, lane.head) if lane.piece_rows else _head_waits(lanes, lane, lane.head):
             ticket[0] = ticket_of(lane.id, lane.head)
             return True
         lane.head += 1
     return False
 
 
-cdef void _advance(Lane* lane) noexcept nogil:
-    lane.waiting -= 1
-    if not lane.retry.empty():
-        lane.retry.pop_front()
+cdef void _take_again(Lane* lane, u32 rows_max, Span* span) noexcept nogil:
+    cdef Span* front = &lane.retry.front()
+    span[0] = front[0]
+    if span.rows > rows_max:
+        span.rows = <u16> rows_max
+        front.first += rows_max
+        front.rows -= rows_max
     else:
-        lane.head += 1
+        lane.retry.pop_front()
 
 
-cdef void lane_pop(Lanes* lanes, Lane* lane) noexcept nogil:
-    cdef u64 pos = lane.head if lane.retry.empty() else lane.retry.front()
-    cdef Task* task = <Task*> ring_side(lane.ring, pos)
-    task.phase = SENT
-    task.tries += 1
-    _advance(lane)
+cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept nogil:
+    cdef Task* task
+    if not lane.retry.empty():
+        _take_again(lane, rows_max, span)
+        task = task_of(lanes, span.ticket)
+    else:
+        task = <Task*> ring_side(lane.ring, lane.head)
+        span.ticket = ticket_of(lane.id, lane.head)
+        span.first = span.tries = 0
+        span.rows = 1
+        if lane.piece_rows:
+            span.first = task.next_row
+            span.rows = <u16> min(rows_max, task.rows - task.next_row)
+            task.next_row += span.rows          # lane_head goes on to the next once all of it is taken
+        else:
+            lane.head += 1
+    span.tries += 1
+    lane.waiting -= span.rows
+    if lane.piece_rows == 0:
+        task.phase = SENT
+        task.tries += 1
 
 
-cdef void lane_shed(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
-    cdef u64 pos = lane.head if lane.retry.empty() else lane.retry.front()
+cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil:
+    cdef Span span
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE
-    _advance(lane)
-    row_end(lanes, ticket_of(lane.id, pos), DROPPED, &nothing, now_us)
+    lane_take(lanes, lane, rows_max, &span)
+    span_end(lanes, &span, DROPPED, &nothing, now_us)
 
 
-cdef void lane_requeue(Lanes* lanes, u64 ticket) noexcept nogil:
-    cdef Lane* lane = _lane_of(lanes, ticket)
-    task_of(lanes, ticket).phase = WAITING
-    lane.retry.push_back(_pos_of(ticket))
-    lane.waiting += 1
+cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexcept nogil:
+    cdef u64 i, pos, ticket
+    cdef Task* task
+    cdef Value nothing
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    lane_take_in(lanes, lane, now_us)
+    for i in range(lane.ring.cells.size):
+        if lane.seen < i + 1:
+            break
+        pos = lane.seen - 1 - i
+        task = task_of(lanes, ticket_of(lane.id, pos))
+        if task != NULL and task.slots != NULL:
+            piece_close(lanes, lane, pos, status, now_us)
+        elif task != NULL and task.prev == 0:
+            row_end(lanes, ticket_of(lane.id, pos), status, &nothing, now_us)
+    lane_head(lanes, lane, &ticket)             # rows that were to be sent once more let go of their pieces
+    lane.waiting = 0
+
+
+# -- what becomes of a span --------------------------------------------------------------------------------------------
+
+cdef void _admit_piece(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    _learn_slo(lane, task.deadline_us - task.submit_us)
+    task.phase = WAITING
+    lane.waiting += task.rows
+    if not _set_timer(lanes, task.deadline_us, ticket_of(lane.id, pos)):
+        piece_close(lanes, lane, pos, FULL, now_us)
+
+
+cdef const Key* span_key(Lanes* lanes, const Span* span, u32 k) noexcept nogil:
+    cdef Task* task = task_of(lanes, span.ticket)
+    if not task.keyed:
+        return NULL
+    return &task.key if task.slots == NULL else &task.keys[span.first + k]
+
+
+cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Value* value, u64 now_us) noexcept nogil:
+    cdef Task* task = task_of(lanes, span.ticket)
+    if task.slots == NULL:
+        row_end(lanes, span.ticket, status, value, now_us)
+    else:
+        piece_end_rows(lanes, lane_of(lanes, span.ticket), task, span.first + k, 1, status, value, now_us)
+
+
+cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value, u64 now_us) noexcept nogil:
+    cdef Lane* lane = lane_of(lanes, span.ticket)
+    if lane.piece_rows == 0:
+        row_end(lanes, span.ticket, status, value, now_us)
+        return
+    piece_end_rows(lanes, lane, task_of(lanes, span.ticket), span.first, span.rows, status, value, now_us)
+    piece_leave(lanes, lane, pos_of(span.ticket), span.rows)
+
+
+cdef bint span_retry(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
+    cdef Lane* lane = lane_of(lanes, span.ticket)
+    cdef Task* task = task_of(lanes, span.ticket)
+    if lane.piece_rows == 0:
+        if task.tries > 1 or task.due_us <= now_us or not task_needed(lanes, task):
+            return False
+        task.phase = WAITING
+    elif span.tries > 1 or task.answered or task.due_us <= now_us:
+        return False
+    lane.retry.push_back(span[0])
+    lane.waiting += span.rows
+    return True

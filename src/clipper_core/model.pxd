@@ -3,6 +3,7 @@
 #
 # Threads: any.
 cimport numpy as cnp
+from clipper_core.bulk cimport Intake
 from clipper_core.clock_cache cimport Key
 from clipper_core.engine cimport Engine
 from clipper_core.delivery cimport Block
@@ -44,6 +45,9 @@ cdef class Model:
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil
-    cdef bint _full(self, int klass) noexcept
+    cdef Status _shut(self) noexcept nogil
+    cdef int _wait_for_room(self, int klass, u64 until) except -1
+    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block, u32 slot) except -1
+    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now, Block* block, u32 slot) except -1
 
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0

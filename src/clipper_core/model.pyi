@@ -49,6 +49,14 @@ class Model:
     def put(self, x: Any, output: Any, salt: int = 0) -> None: ...
     def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]: ...
 
+def predict_rows(
+    models: tuple[Model, ...],
+    rows: NDArray[Any] | Sequence[Any],
+    slo_us: int | None = None,
+    salt: int = 0,
+    finish: Callable[[Future], Any] | None = None,
+    extra: Any = None,
+) -> Future: ...
 def predict_all(
     models: tuple[Model, ...],
     x: Any,

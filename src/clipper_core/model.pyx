@@ -2,7 +2,6 @@
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
@@ -11,17 +10,18 @@ import math
 import numpy as np
 
 from clipper_core.admission cimport gate_finish_us, gate_probe
+from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
 from clipper_core.dtype cimport ANY, F32, F64, STR, itemsize
-from clipper_core.delivery cimport block_drop, slot_fill, slots_claim, waiter_enters, waiter_epoch, waiter_leaves
+from clipper_core.delivery cimport block_drop, slot_fill, slots_claim
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
-from clipper_core.machine cimport aligned_new, futex_wait, i32, monotonic_us, relaxed
+from clipper_core.machine cimport aligned_new, i32, monotonic_us, relaxed
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.projection cimport Similarity, projection_cells
 from clipper_core.scheduler cimport LANE_CLASSES, EngineState, model_state_free, model_state_init
-from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, NO_REPLICA, OK, raise_for
+from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, raise_for
 
 from clipper_core.dtype import NAMES
 
@@ -43,8 +43,8 @@ cdef extern from *:
 cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 
 cdef enum:
-    CLOCK_ROWS = 64             # rows of an array that share one look at the clock
-    QUEUE_WAIT_US = 2000        # predict_many waits this long at a time for room in a full lane
+    PIECES_FROM = 32            # rows; fewer go one by one
+    TASKS_MAX = 1073741824      # of one future
 
 cdef u64 NEAR = <u64> 1 << 63   # with a model's uid: its keys of cells, beside those of rows
 cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
@@ -306,12 +306,12 @@ cdef class Model:
         cdef ModelState* m = self.state
         cdef EngineState* e = self.engine.state
         cdef int klass = log2_of(slo_us)
-        cdef Status status = <Status> (e.delivery.dead.load(relaxed) or e.refusing.load(relaxed))
-        if status != 0:
+        cdef Status status = self._shut()
+        if status != PENDING:
             return status
         if m.lanes[klass] == NULL:
             m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
-                                      m.spec.row_bytes, &m.tally, m.shares.load(relaxed) != 0)
+                                      m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
         if m.lanes[klass] == NULL or nbytes >> 32:
             return FULL
         if (gate_finish_us(&m.gates[klass], m.lanes[klass].ring.cells.tail.load(relaxed), now) > now + slo_us
@@ -411,42 +411,10 @@ cdef class Model:
     def predict_many(self, rows, slo_ms=60000, u64 salt=0):
         """One future for many rows: an array of shape (n, *shape), or a sequence of inputs. Its result is in order.
 
-        While the lane is full it waits for room (Ctrl-C is heard), so that more rows than fit may be given; rows that find
-        none by the deadline end as FULL.
+        All rows have the same deadline, `slo_ms` milliseconds from now. More rows than the model's queue for arrays holds are fed
+        as room appears, and only then does the call return (Ctrl-C is heard); rows that find none by the deadline end as FULL.
         """
-        cdef u64 slo = slo_of(slo_ms * 1000, 0)
-        cdef u64 until = monotonic_us() + slo
-        cdef u64 now = 0
-        cdef const void* row = NULL
-        cdef u64 nbytes = 0
-        cdef u32 i, slot, n
-        cdef Block* block
-        cdef Future future
-        cdef object _keep
-        rows = self._rows(rows)
-        n = <u32> len(rows)
-        if n == 0:
-            raise_for(BAD_INPUT, f"predict_many for {self.name} was given no rows")
-        if not slots_claim(self.engine.state.delivery, n, &block, &slot):
-            raise_for(NO_MEMORY, f"no memory for {n} predictions")
-        future = future_new(self.engine.delivery, block, slot, n, None, None)
-        if isinstance(rows, np.ndarray):
-            row, nbytes = cnp.PyArray_DATA(<cnp.ndarray> rows), self.state.spec.row_bytes
-        i = 0
-        try:
-            for i in range(n):
-                if self.state.spec.row_bytes == 0:
-                    _keep = self._row(rows[i], &row, &nbytes)
-                if self._full(log2_of(slo)):
-                    self._wait_for_room(slo, until)
-                if i % CLOCK_ROWS == 0:
-                    now = self._now_us()
-                self._submit(row, nbytes, salt, slo, now, block, slot + i)
-                row = <const char*> row + self.state.spec.row_bytes
-        except BaseException:           # a signal's, or of an input that changed after it was checked
-            self._give_up(block, slot + i, slot + n)
-            raise
-        return future
+        return predict_rows((self,), rows, slo_ms * 1000, salt)
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
         """Slots that will have no task end here."""
@@ -487,21 +455,59 @@ cdef class Model:
             self._row(item, &row, &nbytes)
         return rows
 
-    def _wait_for_room(self, u64 slo_us, u64 until):
-        cdef int klass = log2_of(slo_us)
-        cdef u32 epoch
-        while (self._full(klass) and monotonic_us() < until
-               and self.engine.state.delivery.dead.load(relaxed) == 0 and not self.engine.state.manual):
-            waiter_enters(self.engine.state.delivery[0])
-            epoch = waiter_epoch(self.engine.state.delivery[0])
-            if self._full(klass):
-                with nogil:
-                    futex_wait(&self.engine.state.delivery.epoch, epoch, QUEUE_WAIT_US)
-            waiter_leaves(self.engine.state.delivery[0])
-            PyErr_CheckSignals()
+    cdef Status _shut(self) noexcept nogil:
+        """Why nothing new is taken in, or 0."""
+        return <Status> (self.engine.state.delivery.dead.load(relaxed) or self.engine.state.refusing.load(relaxed))
 
-    cdef bint _full(self, int klass) noexcept:
-        return self.state.lanes[klass] != NULL and self.state.lanes[klass].ring.cells.full()
+    cdef int _wait_for_room(self, int klass, u64 until) except -1:
+        cdef EngineState* e = self.engine.state
+        if self.state.lanes[klass] != NULL and not e.manual:
+            wait_for_room(e.lanes, self.state.lanes[klass], &e.refusing, until)
+        return 0
+
+    cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block, u32 slot) except -1:
+        """A task a row: for rows that differ in length, and for so few that they gain by joining equal ones in flight."""
+        cdef const void* row = NULL
+        cdef u64 nbytes = 0
+        cdef u32 i = 0, n = <u32> len(rows)
+        cdef object _keep
+        try:
+            for i in range(n):
+                _keep = self._row(rows[i], &row, &nbytes)
+                self._wait_for_room(log2_of(slo), until)
+                self._submit(row, nbytes, salt, slo, now, block, slot + i)
+        except BaseException:           # a signal's, or of an input that changed after it was checked
+            self._give_up(block, slot + i, slot + n)
+            raise
+        return 0
+
+    cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now, Block* block, u32 slot) except -1:
+        cdef ModelState* m = self.state
+        cdef EngineState* e = self.engine.state
+        cdef int klass = log2_of(slo)
+        if m.array_lanes[klass] == NULL:
+            m.array_lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass,
+                                            piece_cells_of(m.spec.row_bytes, self.lane_bytes_max), m.spec.row_bytes,
+                                            piece_rows_of(m.spec.row_bytes), &m.tally, m.shares.load(relaxed) != 0)
+        intake.lanes = e.lanes
+        intake.lane = m.array_lanes[klass]
+        intake.tally = &m.tally
+        intake.cache = e.cache if m.cached else NULL
+        intake.refusing = &e.refusing
+        intake.patient = not e.manual
+        intake.uid = m.spec.uid
+        intake.salt = salt
+        intake.near = &self.similar.state if self.near else NULL
+        intake.near_uid = m.spec.uid | NEAR
+        intake.rows = <const u8*> cnp.PyArray_DATA(rows)
+        intake.row_bytes = m.spec.row_bytes
+        intake.block = block
+        intake.slot = slot
+        intake.n = <u32> len(rows)
+        intake.at = 0
+        intake.now_us = now
+        intake.deadline_us = now + slo
+        return 0
 
     def __repr__(self):
         return f"<Model {self.name} {self.describe_input()}>"
@@ -532,4 +538,47 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     future = future_new(model.engine.delivery, block, slot, n, finish, extra)
     for i in range(n):
         (<Model> models[i])._submit(rows[i], sizes[i], salt, slo, 0, block, slot + i)
+    return future
+
+
+def _array_of_one(Future future):
+    return future._many()
+
+
+def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
+    """One future over the same rows on several models of one engine: task j * n + i is row i on models[j]. Threads: any.
+
+    `rows`: an array of shape (n, *shape), or a sequence of inputs. See Model.predict_many.
+    """
+    if not models:
+        raise_for(BAD_INPUT, "predict_rows was given no models")
+    cdef Model model = models[0]
+    cdef list checked = [(<Model> each)._rows(rows) for each in models]
+    cdef u64 slo = slo_of(slo_us, model.slo_us)
+    cdef u64 n = len(checked[0]), now = model._now_us(), until = monotonic_us() + slo
+    cdef u32 slot, j
+    cdef Block* block
+    cdef Future future
+    cdef vector[Intake] intakes
+    cdef Intake intake
+    if n == 0 or n * len(models) > TASKS_MAX:
+        raise_for(BAD_INPUT, f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} tasks make a future")
+    if not slots_claim(model.engine.state.delivery, <u32> (n * len(models)), &block, &slot):
+        raise_for(NO_MEMORY, f"no memory for {n * len(models)} predictions")
+    if n * len(models) == 1 and finish is None:
+        finish = _array_of_one
+    future = future_new(model.engine.delivery, block, slot, <u32> (n * len(models)), finish, extra)
+    for j in range(len(models)):
+        model = models[j]
+        if n >= PIECES_FROM and model.state.spec.row_bytes:
+            model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
+            intakes.push_back(intake)
+            continue
+        try:
+            model._one_by_one(checked[j], slo, salt, now, until, block, slot + j * <u32> n)
+        except BaseException:
+            model._give_up(block, slot + (j + 1) * <u32> n, slot + <u32> (n * len(models)))
+            intakes_end(intakes, CANCELLED)
+            raise
+    intakes_feed(intakes, until)
     return future

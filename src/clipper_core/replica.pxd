@@ -9,7 +9,7 @@ from libcpp.vector cimport vector
 from clipper_core.batcher cimport Batcher
 from clipper_core.clock_cache cimport Key
 from clipper_core.codec cimport Header, Limits
-from clipper_core.lane cimport Lanes, Tally
+from clipper_core.task cimport Lanes, Span, Tally
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.status cimport Status
@@ -38,8 +38,9 @@ cdef packed struct Run:         # of a SHARED batch's payload: rows that lie one
 cdef struct Batch:
     u8 header[64]               # on the wire while the frame leaves
     u64 id
-    u32 n
-    u64* tickets
+    u32 n                       # rows
+    u32 span_count
+    Span* spans
     Key* keys                   # once overdue and let go; zero where the row is not cached
     bint shared                 # the container reads the rows where they lie, for as long as it likes
     u64 sent_us

@@ -3,19 +3,20 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
-from clipper_core.clock_cache cimport cache_fill
+from clipper_core.clock_cache cimport cache_fill, cache_prefetch
 from clipper_core.codec cimport (CHECKED, COMPRESSED, FAILURE, HEADER_BYTES, PREDICT, RUN_BYTES, SHARED, VARIABLE, Rows,
                                  compressed_bound, compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress,
                                  v1_encode, variable_encode, variable_payload_bytes)
 from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.lane cimport Task, lane_requeue, row_end, row_found, task_needed, task_of, task_row
+from clipper_core.lane cimport row_end, row_found, span_end, span_key, span_retry, span_row_end
 from clipper_core.link cimport link_next_bare, link_send, link_send_owned, link_send_region
 from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.machine cimport aligned_new, relaxed
+from clipper_core.piece cimport piece_end_words, span_leave
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, Value, blob_new, value_drop
-from clipper_core.ring cimport Ring
 from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
+from clipper_core.task cimport Lane, Task, lane_of, lane_places, pos_of, span_place, span_rows, task_of, task_row
 
 cdef extern from *:
     """
@@ -25,6 +26,7 @@ cdef extern from *:
 
 cdef enum:
     SEGMENT_BYTES = 1400        # what one TCP segment carries: making less of it smaller saves nothing
+    AHEAD = 8                   # cache buckets asked for before they are filled
 
 
 cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
@@ -60,15 +62,15 @@ cdef Batch* batch_new(u32 n) noexcept nogil:
     if batch == NULL:
         return NULL
     memset(batch, 0, sizeof(Batch))
-    batch.tickets = <u64*> malloc(<u64> n * 8)
-    if batch.tickets == NULL:
+    batch.spans = <Span*> malloc(<u64> n * sizeof(Span))
+    if batch.spans == NULL:
         free(batch)
         return NULL
     return batch
 
 
 cdef void batch_free(Batch* batch) noexcept nogil:
-    free(batch.tickets)
+    free(batch.spans)
     free(batch.keys)
     free(batch)
 
@@ -122,15 +124,18 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
     cdef u64 data = spec.row_bytes * batch.n
     cdef u64 padding = (0 - data) & 7
     cdef Header header = _header(r, spec, batch, data + padding, now_us)
+    cdef u64 nbytes
     cdef u32 i, crc = 0
+    cdef const u8* rows
     if header.payload_bytes > r.link.limits.payload_bytes_max:
         return TOO_LARGE
     link_send(r.link, batch.header, HEADER_BYTES)
-    for i in range(batch.n):
-        row = task_row(lanes, batch.tickets[i], task_of(lanes, batch.tickets[i]))
-        link_send(r.link, row, spec.row_bytes)
+    for i in range(batch.span_count):
+        rows = span_rows(lanes, &batch.spans[i], spec.row_bytes)
+        nbytes = spec.row_bytes * batch.spans[i].rows
+        link_send(r.link, rows, nbytes)
         if r.link.checked:
-            crc = crc32(crc, <const u8*> row, spec.row_bytes)
+            crc = crc32(crc, rows, nbytes)
     link_send(r.link, ZEROS, padding)
     if r.link.checked:
         header.flags |= CHECKED
@@ -142,42 +147,39 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
 cdef bint _find_runs(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
     """The batch as runs of rows in regions; False: some of its rows cannot be shared."""
     cdef Run run
-    cdef Ring* ring = NULL
-    cdef u32 i, region
-    cdef u64 row
+    cdef Lane* lane
+    cdef Span* span
+    cdef u32 i
     r.runs.clear()
     run.region = run.count = 0
     run.first = 0
-    for i in range(batch.n):
-        region = <u32> (batch.tickets[i] >> 48)
-        if region != run.region:
-            ring = lanes.by_id[region].ring
-            if ring.fd < 0:
-                return False
-        row = batch.tickets[i] & ring.mask
-        if run.count and region == run.region and row == run.first + run.count:
-            run.count += 1
+    for i in range(batch.span_count):
+        span = &batch.spans[i]
+        lane = lane_of(lanes, span.ticket)
+        if lane.ring.fd < 0:
+            return False
+        if run.count and lane.id == run.region and span_place(lane, span) == run.first + run.count:
+            run.count += span.rows
             continue
         if run.count:
             r.runs.push_back(run)
-        run.region = region
-        run.count = 1
-        run.first = row
+        run.region = lane.id
+        run.count = span.rows
+        run.first = span_place(lane, span)
     r.runs.push_back(run)
     return True
 
 
-cdef Status _tell_region(Replica* r, Lanes* lanes, u32 region, u64 now_us) noexcept nogil:
+cdef Status _tell_region(Replica* r, Lane* lane, u64 row_bytes, u64 now_us) noexcept nogil:
     """Before its first use on this connection."""
     cdef size_t i
-    cdef Ring* ring = lanes.by_id[region].ring
     cdef Status status
     for i in range(r.regions.size()):
-        if r.regions[0][i] == region:
+        if r.regions[0][i] == lane.id:
             return OK
-    status = link_send_region(r.link, region, ring.mask + 1, ring.row_bytes, ring.fd, now_us)
+    status = link_send_region(r.link, lane.id, lane_places(lane), row_bytes, lane.ring.fd, now_us)
     if status == OK:
-        r.regions.push_back(region)
+        r.regions.push_back(lane.id)
     return status
 
 
@@ -190,7 +192,7 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
     if max(payload_bytes, spec.row_bytes * batch.n) > r.link.limits.payload_bytes_max:
         return TOO_LARGE
     for i in range(r.runs.size()):
-        status = _tell_region(r, lanes, r.runs[0][i].region, now_us)
+        status = _tell_region(r, lanes.by_id[r.runs[0][i].region], spec.row_bytes, now_us)
         if status != OK:
             return status
     frame = <u8*> malloc(HEADER_BYTES + payload_bytes)
@@ -209,18 +211,22 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
 
 cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
     """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all."""
-    cdef u32 i
+    cdef u32 i, k, n = 0
     cdef u64 total = 0
     cdef Task* task
+    cdef const u8* row
     r.rows.resize(batch.n)
     r.row_bytes.resize(batch.n)
     r.row_bytes32.resize(batch.n)
-    for i in range(batch.n):
-        task = task_of(lanes, batch.tickets[i])
-        r.rows[0][i] = task_row(lanes, batch.tickets[i], task)
-        r.row_bytes[0][i] = task.bytes
-        r.row_bytes32[0][i] = task.bytes
-        total += task.bytes
+    for i in range(batch.span_count):
+        task = task_of(lanes, batch.spans[i].ticket)
+        row = <const u8*> task_row(lanes, batch.spans[i].ticket, task) + <u64> batch.spans[i].first * task.bytes
+        for k in range(batch.spans[i].rows):
+            r.rows[0][n] = row + <u64> k * task.bytes
+            r.row_bytes[0][n] = task.bytes
+            r.row_bytes32[0][n] = task.bytes
+            total += task.bytes
+            n += 1
     return total
 
 
@@ -397,44 +403,85 @@ cdef bint _value_of(const Header* header, const Rows* rows, u32 i, u64 at, u64 n
 
 
 cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch, const Rows* rows, u64 now_us) noexcept nogil:
-    cdef u32 i
-    cdef u64 at = 0, nbytes = rows.row_bytes
-    cdef Value value, why
+    cdef u32 s, k, i = 0
+    cdef u64 at = 0
+    cdef Value why
+    cdef bint words = (header.rank == 0 and not header.flags & VARIABLE and rows.confidence == NULL and rows.status == NULL
+                       and batch.keys == NULL)
     if rows.status != NULL:
         _text_value(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)
-    for i in range(batch.n):
-        if header.flags & VARIABLE:
-            nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
-        if rows.status != NULL and rows.status[i]:
-            _end_row(lanes, batch, i, MODEL_ERROR, &why, now_us)
-        elif _value_of(header, rows, i, at, nbytes, &value):
-            _end_row(lanes, batch, i, OK, &value, now_us)
-            value_drop(&value)
-        else:
-            value.tag = TAG_NONE
-            _end_row(lanes, batch, i, NO_MEMORY, &value, now_us)
-        at += nbytes
+    for s in range(batch.span_count):
+        if words and _end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes, header.dtype, now_us):
+            at += rows.row_bytes * batch.spans[s].rows
+            i += batch.spans[s].rows
+            continue
+        for k in range(batch.spans[s].rows):
+            at += _end_as_told(lanes, header, batch, &batch.spans[s], k, i, rows, at, &why, now_us)
+            i += 1
+        if batch.keys == NULL:
+            span_leave(lanes, &batch.spans[s])
     if rows.status != NULL:
         value_drop(&why)
 
 
-cdef void _end_row(Lanes* lanes, Batch* batch, u32 i, Status status, Value* value, u64 now_us) noexcept nogil:
+cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u8 tag, u64 now_us) noexcept nogil:
+    """Scalars for rows of an array: the cache is filled, then all of them end at once. False: it is a single row."""
+    cdef Task* task = task_of(lanes, span.ticket)
+    cdef u32 k
+    cdef Value value
+    if task.slots == NULL:
+        return False
+    value.word = 0
+    value.tag = tag
+    for k in range(span.rows if task.keyed else 0):
+        if k + AHEAD < span.rows:
+            cache_prefetch(lanes.cache, &task.keys[span.first + k + AHEAD])
+        memcpy(&value.word, data + <u64> k * size, size)
+        cache_fill(lanes.cache, &task.keys[span.first + k], &value)
+    piece_end_words(lanes, span, data, size, tag, now_us)
+    span_leave(lanes, span)
+    return True
+
+
+cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Span* span, u32 k, u32 i, const Rows* rows, u64 at,
+                      Value* why, u64 now_us) noexcept nogil:
+    """Row k of the span, i of the batch, whose output is at `at`; -> bytes of its output."""
+    cdef u64 nbytes = rows.row_bytes
+    cdef Value value
+    if header.flags & VARIABLE:
+        nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
+    if rows.status != NULL and rows.status[i]:
+        _end_row(lanes, batch, span, k, i, MODEL_ERROR, why, now_us)
+    elif _value_of(header, rows, i, at, nbytes, &value):
+        _end_row(lanes, batch, span, k, i, OK, &value, now_us)
+        value_drop(&value)
+    else:
+        value.tag = TAG_NONE
+        _end_row(lanes, batch, span, k, i, NO_MEMORY, &value, now_us)
+    return nbytes
+
+
+cdef void _end_row(Lanes* lanes, Batch* batch, const Span* span, u32 k, u32 i, Status status, Value* value,
+                   u64 now_us) noexcept nogil:
     cdef Task* task
     if batch.keys != NULL:
-        if status == OK and (batch.keys[i].lo or batch.keys[i].hi) and (not batch.shared or _is_intact(lanes, batch.tickets[i])):
+        if status == OK and (batch.keys[i].lo or batch.keys[i].hi) and (not batch.shared or _is_intact(lanes, span.ticket)):
             cache_fill(lanes.cache, &batch.keys[i], value)
             row_found(lanes, &batch.keys[i], value, now_us)
         return
-    task = task_of(lanes, batch.tickets[i])
+    task = task_of(lanes, span.ticket)
     if status == OK and task.keyed:
-        cache_fill(lanes.cache, &task.key, value)
-    row_end(lanes, batch.tickets[i], status, value, now_us)
+        cache_fill(lanes.cache, &task.key if task.slots == NULL else &task.keys[span.first + k], value)
+    if task.slots == NULL:
+        row_end(lanes, span.ticket, status, value, now_us)
+    else:
+        span_row_end(lanes, span, k, status, value, now_us)
 
 
 cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
-    """The row that this ticket named lies in its cell still, so whoever read it before now has read that row."""
-    return lanes.by_id[ticket >> 48].ring.cells.untouched(ticket & ((<u64> 1 << 48) - 1))
+    """What this ticket named lies in its cell still, so whoever read rows of it before now has read those."""
+    return lane_of(lanes, ticket).ring.cells.untouched(pos_of(ticket))
 
 
 cdef void _text_value(const char* text, u64 n, Value* value) noexcept nogil:
@@ -451,8 +498,8 @@ cdef void _fail(Lanes* lanes, Batch* batch, Status status, const char* text, u64
     cdef u32 i
     cdef Value value
     _text_value(text, n, &value)
-    for i in range(batch.n):
-        _end_row(lanes, batch, i, status, &value, now_us)
+    for i in range(batch.span_count if batch.keys == NULL else 0):
+        span_end(lanes, &batch.spans[i], status, &value, now_us)
     value_drop(&value)
 
 
@@ -490,29 +537,28 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
 cdef void _let_go(Lanes* lanes, Batch* batch, u64 now_us) noexcept nogil:
     """Free the rows of an overdue batch; keep their keys for a late reply. Equal rows may have joined since, with more time:
     were they left to wait for it, a popular row would wait for a hung container for ever."""
-    cdef u32 i
-    cdef Task* task
+    cdef u32 s, k, i = 0
+    cdef const Key* key
     batch.keys = <Key*> malloc(<u64> batch.n * sizeof(Key))
     if batch.keys == NULL:
         return
     memset(batch.keys, 0, <u64> batch.n * sizeof(Key))
-    for i in range(batch.n):
-        task = task_of(lanes, batch.tickets[i])
-        if task.keyed:
-            batch.keys[i] = task.key
-        _again(lanes, batch.tickets[i], now_us)
+    for s in range(batch.span_count):
+        for k in range(batch.spans[s].rows):
+            key = span_key(lanes, &batch.spans[s], k)
+            if key != NULL:
+                batch.keys[i] = key[0]
+            i += 1
+        _again(lanes, &batch.spans[s], now_us)
 
 
-cdef void _again(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
-    """Back into its lane, once, if somebody still waits for this row; else it ends."""
-    cdef Task* task = task_of(lanes, ticket)
+cdef void _again(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
+    """Back into its lane, once, if somebody still waits for these rows; else they end."""
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE
-    if task_needed(lanes, task) and task.tries < 2 and task.due_us > now_us:
-        lane_requeue(lanes, ticket)
-    else:
-        row_end(lanes, ticket, REPLICA_LOST, &nothing, now_us)
+    if not span_retry(lanes, span, now_us):
+        span_end(lanes, span, REPLICA_LOST, &nothing, now_us)
 
 
 cdef bint replica_late(const Replica* r) noexcept nogil:
@@ -534,7 +580,7 @@ cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
 cdef void replica_lost(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil:
     cdef u32 i, k
     for i in range(r.in_flight):
-        for k in range(r.flight[i].n if r.flight[i].keys == NULL else 0):
-            _again(lanes, r.flight[i].tickets[k], now_us)
+        for k in range(r.flight[i].span_count if r.flight[i].keys == NULL else 0):
+            _again(lanes, &r.flight[i].spans[k], now_us)
         batch_free(r.flight[i])
     r.in_flight = 0

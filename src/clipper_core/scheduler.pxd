@@ -10,7 +10,7 @@ from clipper_core.clock_cache cimport CacheState
 from clipper_core.codec cimport Limits
 from clipper_core.crew cimport Crew
 from clipper_core.delivery cimport DeliveryState
-from clipper_core.lane cimport Lane, Lanes, Tally
+from clipper_core.task cimport Lane, Lanes, Tally
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u16, u32, u64
 from clipper_core.replica cimport Replica, RowSpec
@@ -61,13 +61,14 @@ cdef cppclass ModelState:
     bint finite                 # refuse NaN and infinities
     u64 lane_rows               # capacity of each lane
     Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
+    Lane* array_lanes[44]       # the same, for arrays
     Tally tally
     Gate gates[44]              # by class of SLO: what a row submitted now can expect
-    atomic[u32] shares      # a replica that maps rows has come: new lanes are made to be shared
+    atomic[u32] shares          # a replica that maps rows has come: new lanes are made to be shared
     vector[u32]* replicas       # loop: conns
     Crew crew                   # loop: those replicas themselves, in the same order
     vector[u32]* busy_lanes     # loop: ids of lanes that have had rows
-    vector[Gate*]* busy_gates   # loop: and the gates of their classes
+    vector[Gate*]* busy_gates   # loop: and the gates of their classes; NULL: of arrays, which have none
     u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica; 0: none do
     bint hot                    # loop: on the list of models to look at
 

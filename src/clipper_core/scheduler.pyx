@@ -15,8 +15,8 @@ from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_size
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, too_late)
 from clipper_core.delivery cimport delivery_flush
-from clipper_core.lane cimport (Task, lane_head, lane_pop, lane_shed, lane_take_in, lanes_expire, lanes_next_ready,
-                                row_end, task_due_us, task_of)
+from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, span_end,
+                                task_due_us)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent
 from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed
 from clipper_core.prediction cimport TAG_NONE, Value
@@ -24,6 +24,7 @@ from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, r
                                    replica_lost, replica_new, replica_overdue, replica_send)
 from clipper_core.ring cimport ring_row
 from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
+from clipper_core.task cimport Span, Task, task_of
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
 cdef enum:
@@ -340,7 +341,7 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
                 return lane
             r.passed = model.crew.round
             return NULL
-        lane_shed(e.lanes, lane, now_us)
+        lane_shed(e.lanes, lane, <u32> max(waiting[0] - n[0], <u64> 1), now_us)
         lane = _due_first(e, model, ticket)
         waiting[0] = _waiting(e, model)
     return NULL
@@ -373,19 +374,21 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
             break
         waiting = _waiting(e, model)
     model.tally.queued.store(waiting, relaxed)
-    _forecast(e, model, now_us)
+    _forecast(e, model, waiting, now_us)
 
 
-cdef void _forecast(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
+cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) noexcept nogil:
     """Tell submitters what they can expect; a snapshot shows what those of the tightest SLO can."""
     cdef size_t i
+    cdef u64 ahead
     cdef u64 tightest = _slo_us(e, model, now_us)
     cdef Lane* lane
     crew_learn(&model.crew, e.lanes, &model.tally, now_us)
     for i in range(model.busy_lanes.size()):
         lane = _lane(e, model, i)
         if lane.used_us + RECENT_US >= now_us or lane.waiting or model.crew.members.empty():
-            crew_forecast(&model.crew, e.lanes, lane, model.busy_gates[0][i], _ahead(e, model, lane, now_us),
+            ahead = _ahead(e, model, lane, now_us)
+            crew_forecast(&model.crew, e.lanes, lane, model.busy_gates[0][i], ahead, waiting - min(ahead, waiting),
                           lane.slo_us == tightest, now_us)
 
 
@@ -431,26 +434,29 @@ cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, 
 
 cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch, Lane* lane, u64 ticket, u32 n,
                 u64 now_us) noexcept nogil:
-    """Up to n rows into the batch, the first of them `ticket`, which is known to be in time."""
+    """Up to n rows into the batch, the first of them `ticket`, which is known to be in time. A piece's rows are due together."""
     cdef Task* task
-    cdef u64 nbytes = 0
+    cdef Span* span
+    cdef u64 nbytes = 0, fitting
     batch.slo_us = batch.first_due_us = NEVER
     while lane != NULL and batch.n < n:
         task = task_of(e.lanes, ticket)
         if batch.n and too_late(slot.replica, n, task.due_us, now_us):
             if another_can(&model.crew, slot.replica, n, task.due_us, now_us):
                 break
-            lane_shed(e.lanes, lane, now_us)
+            lane_shed(e.lanes, lane, 0xFFFF, now_us)
         else:
-            nbytes += _wire_bytes(model, slot, task)
-            if batch.n and nbytes + 8 > e.limits.payload_bytes_max:
+            fitting = (e.limits.payload_bytes_max - min(nbytes + 8, e.limits.payload_bytes_max)) / _wire_bytes(model, slot, task)
+            if batch.n and fitting == 0:
                 break
-            batch.tickets[batch.n] = ticket
-            batch.n += 1
+            span = &batch.spans[batch.span_count]
+            lane_take(e.lanes, lane, <u32> min(<u64> (n - batch.n), max(fitting, <u64> 1)), span)
+            batch.span_count += 1
+            batch.n += span.rows
+            nbytes += _wire_bytes(model, slot, task) * span.rows
             batch.due_us = max(batch.due_us, task.due_us)
             batch.first_due_us = min(batch.first_due_us, task_due_us(task))
             batch.slo_us = min(batch.slo_us, lane.slo_us)
-            lane_pop(e.lanes, lane)
         if model.busy_lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
             lane = _due_first(e, model, &ticket)
 
@@ -461,8 +467,8 @@ cdef void _drop_batch(EngineState* e, Batch* batch, Status status, u64 now_us) n
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE
-    for i in range(batch.n):
-        row_end(e.lanes, batch.tickets[i], status, &nothing, now_us)
+    for i in range(batch.span_count):
+        span_end(e.lanes, &batch.spans[i], status, &nothing, now_us)
     batch_free(batch)
 
 
@@ -479,13 +485,16 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
             model.busy_gates.push_back(_gate_of(model, lane))
         seen = lane.seen
         lane_take_in(e.lanes, lane, now_us)
-        crew_arrived(&model.crew, lane.seen - seen, now_us)
+        if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it waits
+            crew_arrived(&model.crew, lane.seen - seen, now_us)
         _warm(e, model)
         lane = lanes_next_ready(e.lanes)
 
 
 cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
     cdef u32 klass = 0
+    if lane.piece_rows:
+        return NULL                     # an array's rows are taken in whatever the forecast: more of them wait with their caller
     while klass < LANE_CLASSES - 1 and model.lanes[klass] != lane:
         klass += 1
     return &model.gates[klass]

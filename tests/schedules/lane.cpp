@@ -103,5 +103,49 @@ BROKEN(Submit, "lane ring", planted_no_second_look, "the loop says that it sleep
        no_second_look);
 BROKEN(Submit, "lane ring", planted_announced_early, "a row is announced before it is published", 1, 1, 1, announced_early);
 
+enum Hasty { patient, uncounted, looks_first };
+
+// As bulk.pyx takes arrays in and engine.pyx ends: what one who entered has put into a lane is there when its rows are ended.
+struct Takers : Scenario {
+    int submitters, times;
+    Hasty planted;
+    bool another;  // an Engine.refuse_new came first: some may still be inside
+    Atomic<uint32_t> takers, refusing;
+    Data<uint32_t> rows[2];
+    uint32_t put[2] = {0, 0}, ended = 0;
+    Takers(int s, int n, Hasty p, bool a) : submitters(s), times(n), planted(p), another(a) {
+        name(takers, "takers");
+        name(refusing, "refusing");
+        for (int i = 0; i < 2; ++i) rows[i].name = "rows of an array";
+    }
+    int threads() const override { return submitters + 1; }
+    void take(int i) {
+        bool early = planted == looks_first && refusing.load(Order{-1, Mo::memory_order_seq_cst}) == 0;
+        if (planted == patient ? !clipper::taker_enters(*this, refusing) : planted == looks_first ? !early : false) return;
+        if (planted == looks_first) takers.fetch_add(1, Order{-1, Mo::memory_order_seq_cst});
+        rows[i] = ++put[i];
+        if (planted != uncounted) clipper::taker_leaves(*this);
+    }
+    void run(int t) override {
+        if (t <= submitters) {
+            for (int k = 0; k < times; ++k) take(t - 1);
+            return;
+        }
+        if (another) refusing.store(1, Order{-1, Mo::memory_order_seq_cst});
+        clipper::takers_end(*this, refusing, 1);
+        for (int i = 0; i < submitters; ++i) ended += rows[i];
+    }
+    void finish() override {
+        EXPECT(ended == put[0] + put[1], "a row is put into a lane that has ended");
+        EXPECT(takers.peek() == 0, "the count of takers is wrong");
+    }
+};
+SCENARIO(Takers, "lane", takers_one, "one submitter at work while the engine ends", 1, 1, patient, false);
+SCENARIO(Takers, "lane", takers_two, "two submitters at work while the engine ends", 2, 1, patient, false);
+SCENARIO(Takers, "lane", takers_again, "one submitter, twice", 1, 2, patient, false);
+SCENARIO(Takers, "lane", takers_after_refusing, "it takes nothing new already when it ends", 2, 1, patient, true);
+BROKEN(Takers, "lane", planted_uncounted, "a submitter does not count itself", 1, 1, uncounted, false);
+BROKEN(Takers, "lane", planted_takers_look_first, "a submitter looks before it counts itself", 1, 1, looks_first, false);
+
 }  // namespace
 }  // namespace schedules

@@ -29,6 +29,7 @@ STRUCTURES = {
     "blocked threads": "blocked_",
     "mailboxes": "mailbox_",
     "submit and the loop's sleep": "submit_",
+    "submitters at work and the engine's end": "takers_",
     "the explorer itself": "litmus_",
 }
 

@@ -79,6 +79,41 @@ def test_everything_goes_wrong(seed: int) -> None:
     world.check_rest()
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_arrays_among_queries(seed: int) -> None:
+    """Arrays of up to thousands of rows and single queries, on models that misbehave; a small queue refuses what does not fit."""
+    rng = Random(seed)
+    world = World(seed, frame_bytes_max=rng.choice([4096, 1 << 20]))
+    kin = world.model("m", cached=rng.random() < 0.5, lane_rows=256, lane_bytes_max=1 << rng.choice([16, 24]))
+    for _ in range(rng.randint(1, 3)):
+        staff(world, rng, kin, fault_share=rng.choice([0, 0.05, 0.4]))
+    keys = rng.choice([50, 100_000])
+    for _ in range(rng.choice([10, 40])):
+        n = rng.choice([1, 1, 40, 300, 3_000])
+        wanted: Any = [rng.randrange(keys) for _ in range(n)] if n > 1 else rng.randrange(keys)
+        query = world.submit(kin, wanted, rng.choice(SLOS_US))
+        if rng.random() < 0.1:
+            world.after(rng.randrange(query.deadline_us - world.now_us), lambda future=query.future: future.cancel())  # type: ignore[misc]
+        world.pass_us(rng.randint(1, 4_000))
+    world.pass_us(500_000)
+    world.check()
+    world.check_rest()
+
+
+def test_an_array_larger_than_can_be_done_in_time_gets_what_can_be_done() -> None:
+    """All its rows are due together: as many as the container manages by then are answered, the rest are dropped, none late."""
+    world = World(1)
+    kin = world.model("m", cached=False)
+    Container(world, kin, a_us=500, b_us=10)
+    world.pass_us(1_000)
+    query = world.submit(kin, list(range(20_000)), 50_000)
+    world.pass_us(60_000)
+    ended = world.check()
+    assert query.future.done()
+    assert ended[Status.OK] >= 0.7 * 50_000 / 10, ended
+    assert set(ended) <= {Status.OK, Status.DROPPED, Status.DEADLINE}
+
+
 def test_the_faults_do_happen() -> None:
     """Or the runs above would prove nothing."""
     ended: Counter[Status] = Counter()

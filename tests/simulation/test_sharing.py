@@ -21,10 +21,20 @@ def ask(world: World, rng: Random, kin: Kin, until_us: int, *, gap_us: int, keys
         world.pass_us(rng.randint(1, 2 * gap_us))
 
 
-def run(seed: int) -> tuple[World, Counter[Status]]:
+def ask_arrays(world: World, rng: Random, kin: Kin, until_us: int, *, keys: int) -> None:
+    """Arrays large enough for pieces, single queries among them."""
+    while world.now_us < until_us:
+        n = rng.choice([1, 32, 200, 700])
+        wanted = [rng.randrange(keys) for _ in range(n)] if n > 1 else rng.randrange(keys)
+        world.submit(kin, wanted, rng.choice([3_000, 20_000, 60_000]))
+        world.pass_us(rng.randint(1, 8_000))
+
+
+def run(seed: int, arrays: bool = False) -> tuple[World, Counter[Status]]:
     rng = Random(seed)
     world = World(seed)
-    kin = world.model("wide", "f32", (128,), lane_rows=rng.choice([16, 64, 256]), output="f64", output_shape=())
+    more = {"lane_bytes_max": 1 << rng.choice([18, 21])} if arrays else {}  # pieces come round soon
+    kin = world.model("wide", "f32", (128,), lane_rows=rng.choice([16, 64, 256]), output="f64", output_shape=(), **more)
     for i in range(rng.randint(1, 3)):
         Container(
             world,
@@ -40,7 +50,10 @@ def run(seed: int) -> tuple[World, Counter[Status]]:
             checked=rng.random() < 0.5,
         )
     world.pass_us(1_000)  # the first lane is made when a container that shares is there
-    ask(world, rng, kin, 400_000, gap_us=rng.choice([100, 500]), keys=rng.choice([200, 5_000]))
+    if arrays:
+        ask_arrays(world, rng, kin, 400_000, keys=rng.choice([200, 50_000]))
+    else:
+        ask(world, rng, kin, 400_000, gap_us=rng.choice([100, 500]), keys=rng.choice([200, 5_000]))
     world.pass_us(HEARTBEAT_MS * 4_000 + 500_000)
     return world, world.check()
 
@@ -54,6 +67,16 @@ def test_whatever_changes_under_a_model_reaches_nobody(seed: int) -> None:
     world.check_rest()
 
 
-def test_rows_do_change_under_late_models() -> None:
+@pytest.mark.parametrize("seed", range(60))
+def test_nor_does_what_changes_under_a_model_of_arrays(seed: int) -> None:
+    """The same for spans of pieces, whose cells hold many rows."""
+    world, ended = run(seed, arrays=True)
+    assert ended[Status.OK]
+    assert world.frames["SHARED"]
+    world.check_rest()
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_rows_do_change_under_late_models(arrays: bool) -> None:
     """The runs above are about something: without a rule, some of these outputs would have been kept."""
-    assert sum(run(seed)[0].frames["rows changed"] for seed in range(6)) > 20
+    assert sum(run(seed, arrays)[0].frames["rows changed"] for seed in range(6)) > 20

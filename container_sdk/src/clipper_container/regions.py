@@ -21,7 +21,7 @@ import numpy as np
 
 from clipper_container.wire import NUMPY_TYPES, BadFrame, Bytes, DType, Header, Rows, TooLarge, open_region, open_runs
 
-REGIONS_MAX = 64  # of one connection; a server has one for each class of deadlines
+REGIONS_MAX = 128  # of one connection; a server has two for each class of deadlines: of queries, and of arrays
 LEAVES_MAX = 8
 _MAYMOVE_FIXED = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clipper.errors import InvalidInput
+from clipper.serving.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.observe import Counted, observe, observe_many, truth_of, weight_of
 from clipper.serving.processor import Question, predict
 from clipper.types import Answer
@@ -59,6 +60,18 @@ class ApplicationHandle:
         predictions that nobody remembers. Raises InvalidInput, Overloaded, StoreError. Threads: any."""
         return observe_many(self._question(self.name), predictions, labels)
 
+    def predict_many(
+        self, inputs: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0
+    ) -> Future:
+        """Schedule an array of queries; -> the Future of `Answers`, with a row for each.
+
+        inputs: an array of shape (n, *shape), or a sequence of inputs.  slo_ms: by when all rows are answered, by the models
+        or the default; 60 s if not given, whatever a single query's SLO is. The call returns once all rows are queued: at once
+        for as many as the queue of arrays holds (limits.queue_bytes_max), else as room appears.
+        Raises what `predict` raises, before the first row is asked, and InvalidInput for no rows.
+        """
+        return predict_array(self._question(self.name), inputs, user, array_slo_in_us(slo_ms, self._slo_ms_max), salt)
+
     def __repr__(self) -> str:
         question = self._question(self.name)
         models = ", ".join(map(str, question.models))
@@ -71,3 +84,7 @@ def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
             f"slo_ms={slo_ms!r}: it must lie above 0 and at most at {slo_ms_max:g} ms.", hint="See limits.slo_ms_max."
         )
     return max(1, round(slo_ms * 1000))
+
+
+def array_slo_in_us(slo_ms: float | None, slo_ms_max: float) -> int:
+    return slo_in_us(min(ARRAY_SLO_MS, slo_ms_max) if slo_ms is None else slo_ms, slo_ms_max)

@@ -1,4 +1,4 @@
-"""The model versions that this node serves: each a record of the catalog beside its queue in the engine."""
+"""The engine of this node and the model versions that it serves: each a record of the catalog beside its queue in the engine."""
 
 import itertools
 import threading
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from clipper.config import Limits
+from clipper.config import Config, Limits
 from clipper.serving.containers import Seat
 from clipper.types import InputType, Model, VersionedModel
 from clipper_core.engine import Engine
@@ -97,3 +97,20 @@ def _infer(value: object) -> tuple[str, tuple[int, ...]]:
     """The type of a model that nobody stated: that of its first input."""
     found = InputType.infer(value)
     return found.dtype, row_shape(found)
+
+
+def engine_of(config: Config) -> Engine:
+    limits = config.limits
+    return Engine(
+        cache_bytes_max=limits.cache_bytes_max,
+        cache_policy=config.server.cache_policy,
+        tasks_max=limits.tasks_max,
+        queue_bytes_max=limits.queue_bytes_max,
+        frame_bytes_max=limits.frame_bytes_max,
+        rows_max=limits.batch_size_max,
+        output_bytes_max=limits.output_bytes_max,
+        links_max=limits.connections_max,
+        models_max=limits.models_max,
+        heartbeat_ms=config.server.heartbeat_ms,
+        compression=config.server.compression,
+    )

@@ -56,15 +56,21 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     late: tuple[tuple[VersionedModel, Future], ...] = ()
 
 
-def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
-    """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
-    UnknownModel when nothing is linked."""
+def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
+    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked."""
     state = question.learner.state(user)
     query = Query(user, next_uniform()) if question.policy.chance else Query(user) if user else NOBODY
     plan = question.policy.select(state, query, question.models)
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
         raise UnknownModel(f"application {question.name!r} links no model.", hint=hint)
+    return state, plan
+
+
+def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
+    """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
+    UnknownModel when nothing is linked."""
+    state, plan = plan_for(question, user)
     cores = question.cores
     late = _watched(question, plan, x, slo_us, salt) if plan.observers else ()
     asked = Asked(question, plan, state, user or "", late)
@@ -98,7 +104,7 @@ def finish(future: Future) -> Answer:
     if not combined.used:
         reason = _why_nothing(future, asked, arrived)
     elif combined.confidence < question.confidence_min:
-        reason = f"confidence {combined.confidence:.2f} is below the application's {question.confidence_min:.2f}"
+        reason = too_unsure(combined.confidence, question)
     id = f"{question.node}-{future.id:x}"
     if question.window is not None and arrived:
         question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, asked.late)
@@ -115,9 +121,16 @@ def finish(future: Future) -> Answer:
     )
 
 
+NO_FINITE_VALUE = "the output of {} is not a finite value"
+
+
+def too_unsure(confidence: float, question: Question) -> str:
+    return f"confidence {confidence:.2f} is below the application's {question.confidence_min:.2f}"
+
+
 def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Prediction]) -> str:
     if arrived:
-        return f"the output of {', '.join(map(str, arrived))} is not a finite value"
+        return NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
     whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
     return "; ".join(dict.fromkeys(whys))
 

@@ -1,0 +1,1 @@
+"""Tasks and lanes as data; everything is in task.pxd."""
