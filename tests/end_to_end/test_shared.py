@@ -112,8 +112,11 @@ def test_killed_again_and_again_under_load(server, wide):
         thread.join()
     assert not failed
     (pid,) = wait_until(lambda: ready(server, wide))
-    check(wide, x)
+    for row, want in zip(x[:10], wanted, strict=False):
+        assert np.array_equal(wide.predict(row, slo_ms=10_000).result(20), want)
     assert regions_of(pid) == 1
+    check(wide, x)
+    assert regions_of(pid) == 2, "arrays have a lane of their own"
 
 
 def test_frozen_and_let_go(server, wide):
@@ -130,6 +133,18 @@ def test_frozen_and_let_go(server, wide):
     os.kill(pid, signal.SIGCONT)
     for future, row in zip(later, x, strict=True):
         assert np.array_equal(future.result(20), [row[0] + 1, row.sum() + WIDE])
+
+
+def test_frozen_with_an_array_and_let_go(server, wide):
+    """The same for an array, whose rows go as spans of cells."""
+    (pid,) = ready(server, wide)
+    x = rows_of(1000, 4)
+    check(wide, x)
+    os.kill(pid, signal.SIGSTOP)
+    wide.predict_many(x, slo_ms=50).exception(5)
+    later = wide.predict_many(x + 1, slo_ms=20_000)
+    os.kill(pid, signal.SIGCONT)
+    assert np.array_equal(np.stack(list(later.result(20))), first_and_sum(x + 1))
 
 
 def test_one_that_shares_and_one_that_does_not(server, wide):
