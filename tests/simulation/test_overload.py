@@ -198,3 +198,19 @@ def test_no_fast_replica_is_idle_while_rows_wait() -> None:
     offer(world, kin, 1.2, 1.0)
     assert sum(idle) == 0
     assert len(idle) > 5_000
+
+
+def test_rows_of_arrays_count_in_what_a_query_is_promised() -> None:
+    """Due later, they fill its batch: it is refused while its caller can do something else, not dropped in the queue."""
+    ended: Counter[Status] = Counter()
+    for seed in range(3):
+        world, kin = a_model(seed)
+        Container(world, kin, a_us=FIXED_US, b_us=ROW_US, checked=False, size_max=4096)
+        world.pass_us(1_000)
+        offer(world, kin, 0.5, 0.5)
+        future = world.models[kin.number][1].predict_many(np.zeros((20_000, 4)), 60_000)
+        world.asked_us = world.now_us
+        ended += offer(world, kin, 0.3, 1.0).ended
+        assert (future.statuses() == Status.OK).sum() > 5_000
+        future.cancel()
+    assert ended[Status.DROPPED] + ended[Status.DEADLINE] <= 0.005 * ended.total(), ended
