@@ -58,7 +58,8 @@ cdef cppclass DeliveryState:
     Lead lead                   # who is "the loop" now
     int wake_fd                 # wakes it from epoll
     void* mover                 # the IO loop, and what it does for who holds the baton; NULL without one
-    bint (*turn)(void* mover, u64 until_us) noexcept nogil          # True: look for signals, or the loop is to stop
+    bint (*turn)(void* mover, u64 until_us, u32 epoch) noexcept nogil  # True: look for signals, or the loop is to stop
+    #           `epoch`: read before the leader looked at its slots; it sleeps only if that has not changed
     void (*leave)(void* mover, bint for_good) noexcept nogil        # not for good: to look for signals
     void (*tend)(void* mover) noexcept nogil                        # step, send, leave
 

@@ -172,7 +172,8 @@ cdef void delivery_flush(DeliveryState* d) noexcept nogil:
 
 
 cdef u64 delivery_open(DeliveryState* d) noexcept nogil:
-    return d.issued.load(relaxed) - d.answered.load(relaxed) - d.ended.load(relaxed)
+    cdef u64 done = d.answered.load(relaxed) + d.ended.load(relaxed)    # first: too many open are a guess, too few a wait
+    return d.issued.load(relaxed) - done
 
 
 cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:

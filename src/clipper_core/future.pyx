@@ -164,8 +164,10 @@ cdef class Future:
         """Be the loop until done; True: look for signals."""
         cdef DeliveryState* d = self.delivery.state
         cdef bint look = False
+        cdef u32 epoch = waiter_epoch(d[0])
         while not self.is_done() and not look:
-            look = d.turn(d.mover, slice_us) or waiter_dead(d[0]) or monotonic_us() >= slice_us
+            look = d.turn(d.mover, slice_us, epoch) or waiter_dead(d[0]) or monotonic_us() >= slice_us
+            epoch = waiter_epoch(d[0])
         d.leave(d.mover, not look or slice_us == until_us)
         return look
 

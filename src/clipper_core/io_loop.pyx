@@ -4,7 +4,7 @@ from libc.stdlib cimport free
 from posix.fcntl cimport F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDONLY, fcntl, open
 from posix.unistd cimport close, usleep
 
-from clipper_core.delivery cimport DeliveryState, delivery_open, delivery_ring, waiters_now
+from clipper_core.delivery cimport DeliveryState, delivery_open, delivery_ring, waiter_epoch, waiters_now
 from clipper_core.link cimport Link, link_pieces, link_room, link_sent, link_unsent
 from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
                                    EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
@@ -217,13 +217,13 @@ cdef bint _worth_spinning(LoopState* s, EngineState* e) noexcept nogil:
     return s.spin_score >= 0 or s.steps.load(relaxed) % SPIN_TRIAL == 0
 
 
-cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us) noexcept nogil:
-    """Wait for events, news or the time; -> events; -1: a signal came."""
+cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us, const u32* epoch) noexcept nogil:
+    """Wait for events, news or the time, -> events; -1: a signal. One who leads does not if an epoch has ended since `epoch`."""
     cdef u64 now = monotonic_us()
     cdef u64 woken
     cdef int n
     e.delivery.lead.doze()
-    if not engine_idle(e) or s.stop.load(seq_cst):
+    if not engine_idle(e) or s.stop.load(seq_cst) or (epoch != NULL and waiter_epoch(e.delivery[0]) != epoch[0]):
         until_us = now
     n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
     e.delivery.lead.rise()
@@ -239,7 +239,7 @@ cdef void _step(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
     s.steps.fetch_add(1, relaxed)
 
 
-cdef bint _turn(LoopState* s, EngineState* e, u64 until_us) noexcept nogil:
+cdef bint _turn(LoopState* s, EngineState* e, u64 until_us, const u32* epoch) noexcept nogil:
     """Wait for events until then at most, and let the engine step. True: a signal came instead."""
     cdef epoll_event[EVENTS_MAX] events
     cdef u64 now
@@ -247,7 +247,7 @@ cdef bint _turn(LoopState* s, EngineState* e, u64 until_us) noexcept nogil:
     until_us = min(until_us, s.until_us)
     n = _spin(s, e, events, until_us) if until_us and _worth_spinning(s, e) else 0
     if n == 0 and until_us and engine_idle(e) and s.stop.load(relaxed) == 0:
-        n = _sleep(s, e, events, until_us)
+        n = _sleep(s, e, events, until_us, epoch)
     elif n == 0:
         n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
     now = monotonic_us()
@@ -259,9 +259,9 @@ cdef bint _turn(LoopState* s, EngineState* e, u64 until_us) noexcept nogil:
 
 # -- the lead ----------------------------------------------------------------------------------------------------------
 
-cdef bint _led_turn(void* mover, u64 until_us) noexcept nogil:
+cdef bint _led_turn(void* mover, u64 until_us, u32 epoch) noexcept nogil:
     cdef LoopState* s = <LoopState*> mover
-    return _turn(s, s.engine, until_us) or s.stop.load(seq_cst)
+    return _turn(s, s.engine, until_us, &epoch) or s.stop.load(seq_cst)
 
 
 cdef bint _let_go(LoopState* s, bint by_waiter) noexcept nogil:
@@ -311,14 +311,15 @@ cdef bint _expects_a_leader(LoopState* s, DeliveryState* d) noexcept nogil:
 
 cdef void _park(LoopState* s, DeliveryState* d) noexcept nogil:
     """The loop thread leaves the baton to whoever comes, until it is called or nobody came for a tick; then it has it again."""
-    cdef u32 bell = d.lead.bell.load(seq_cst)
+    cdef u32 bell = 0
     cdef u32 taken = d.lead.taken.load(relaxed)
-    cdef bint rung = not _let_go(s, False) or _is_waited_for(d, 0)
+    cdef bint rung
+    d.lead.hears(&bell)
+    rung = not _let_go(s, False) or _is_waited_for(d, 0) or s.stop.load(seq_cst)
     while True:
         if not rung:
             futex_wait(&d.lead.bell, bell, PARK_US)
-        rung = rung or d.lead.bell.load(seq_cst) != bell or s.stop.load(seq_cst) != 0
-        bell = d.lead.bell.load(seq_cst)
+        rung = d.lead.hears(&bell) or rung or s.stop.load(seq_cst)
         if not rung and d.lead.taken.load(relaxed) != taken:
             taken = d.lead.taken.load(relaxed)
             s.quiet = 0
@@ -337,9 +338,9 @@ cdef void _run(LoopState* s, EngineState* e) noexcept nogil:
     while s.stop.load(seq_cst) == 0:
         if _expects_a_leader(s, e.delivery):
             _park(s, e.delivery)
-            _turn(s, e, 0)
+            _turn(s, e, 0, NULL)
         else:
-            _turn(s, e, s.until_us)
+            _turn(s, e, s.until_us, NULL)
     e.delivery.lead.close()
     while not e.delivery.lead.is_alone():
         usleep(20)

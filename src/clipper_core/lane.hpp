@@ -1,10 +1,10 @@
 // The steps by which a submitter tells the loop of its row, as templates over the atomics of what they are given, so that a
 // schedule-exploring checker runs this very source (tests/schedules).
 //
-// Two flags keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in the ready ring, or being put
+// Two words keep the price of news at two loads while the loop is busy. `dirty`, a lane's: it is in the ready ring, or being put
 // there; the loop clears it before it takes the lane's rows in, so whoever publishes a row and finds it set is seen by that
-// very taking in. `sleeping`, the loop's: it looks at the ready ring after it has set the flag, a submitter at the flag after it
-// has published, all of it sequentially consistent; so either the loop does not sleep or it is woken, and by one submitter only.
+// very taking in. The baton, the loop's (lead.hpp): the loop looks at the ready ring after it has written there that it sleeps or
+// leaves, a submitter reads it after it has published, all of it sequentially consistent.
 #pragma once
 #include "machine.hpp"
 
@@ -34,20 +34,6 @@ inline bool lane_next(Cells& ready, Id* ids, std::uint64_t* head, std::uint64_t*
 template <class Lane>
 inline void lane_heard(Lane& lane) {
     lane.dirty.store(0, std::memory_order_seq_cst);
-}
-
-template <class Lanes>
-inline bool loop_to_wake(Lanes& lanes) {  // true for one of those who find it asleep
-    // order: again the load is what counts; an exchange in two halves would let two write the eventfd, which harms nobody
-    return lanes.sleeping.load(std::memory_order_seq_cst) && lanes.sleeping.exchange(0, std::memory_order_seq_cst);
-}
-template <class Lanes>
-inline void loop_sleeps(Lanes& lanes) {  // before its last look for news
-    lanes.sleeping.store(1, std::memory_order_seq_cst);
-}
-template <class Lanes>
-inline void loop_wakes(Lanes& lanes) {
-    lanes.sleeping.store(0, std::memory_order_seq_cst);  // order: relaxed would do, at worst one wake-up too many
 }
 
 // Submitters at work without the GIL: the engine ends its lanes after the last of them. Each counts itself, then looks at

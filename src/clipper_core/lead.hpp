@@ -16,7 +16,10 @@
 // Nothing is missed. Each side writes, then reads what the other wrote, in the one order of seq_cst: news is published, then the
 // baton read; the holder writes ASLEEP or FREE, then looks for news once more (and, having left, takes the baton back for it, or
 // leaves it to whoever took it since). A thread that is about to sleep on the epoch counts itself as a waiter, then reads the
-// baton; whoever leaves writes FREE, then reads the count, and rings. The parked thread read the bell before it left.
+// baton; whoever leaves writes FREE, then reads the count, and rings. Who ends a slot without the baton (cancel, kill) ends an
+// epoch, then reads the baton; who leads writes ASLEEP, then reads the epoch, and sleeps only if it is the one of its last look at
+// its slots. Who stops the loop says so, then reads the baton; the loop thread read the bell before it left, looks for a stop after,
+// and sleeps on the bell it has read. tests/schedules has all of this without clocks: no tick is needed for any of it.
 //
 // When. The loop thread guesses: while every batch of news lately ended the last open task, and for one blocked thread alone,
 // the next query will be such a one too, so it parks instead of sleeping in epoll (`lone`). A query's submitter then steps and
@@ -51,7 +54,7 @@ struct Lead {
         return baton.compare_exchange_strong(free, kHeld, std::memory_order_seq_cst);
     }
     bool enter(bool waits) {
-        inside.fetch_add(1, std::memory_order_seq_cst);
+        inside.fetch_add(1, std::memory_order_relaxed);  // who closes has it by the baton, which it took after us
         if (!take()) {
             gone();
             return false;
@@ -66,15 +69,23 @@ struct Lead {
     bool rouse() {
         std::uint32_t asleep = kAsleep;
         return baton.load(std::memory_order_seq_cst) == kAsleep &&
-               baton.compare_exchange_strong(asleep, kHeld, std::memory_order_seq_cst);
+               baton.compare_exchange_strong(asleep, kHeld, std::memory_order_relaxed);  // lets one of those who look go on
     }
-    void ring() { bell.fetch_add(1, std::memory_order_seq_cst); }
+    // Nobody reads by the bell what its ringer wrote: whoever hears it takes the baton, and the baton is ordered.
+    // order: two rings that become one are heard as one; who rang had found the baton free, and is looked after by who took it then
+    void ring() { bell.fetch_add(1, std::memory_order_relaxed); }
+    // The loop thread: has it rung since? One look both tells and is remembered: of two, the second would swallow a ring.
+    bool hears(std::uint32_t* heard) const {
+        std::uint32_t before = *heard;
+        *heard = bell.load(std::memory_order_relaxed);
+        return *heard != before;
+    }
 
     // -- the holder
     void doze() { baton.store(kAsleep, std::memory_order_seq_cst); }
-    void rise() { baton.store(kHeld, std::memory_order_seq_cst); }
+    void rise() { baton.store(kHeld, std::memory_order_relaxed); }  // seen late, it costs a wake-up too many
     void leave() { baton.store(kFree, std::memory_order_seq_cst); }
-    void close() { baton.store(kClosed, std::memory_order_seq_cst); }
+    void close() { baton.store(kClosed, std::memory_order_relaxed); }  // held, so nobody can take it in between
 
     // -- the guess
     void learn(bool alone) {

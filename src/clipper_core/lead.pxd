@@ -5,7 +5,7 @@ from clipper_core.machine cimport atomic, u32
 
 cdef extern from "lead.hpp" namespace "clipper" nogil:
     cdef cppclass Lead "clipper::Lead<>":
-        atomic[u32] bell
+        atomic[u32] bell            # for futex_wait() on what was heard
         atomic[u32] taken
         bint by_waiter
         bint is_free() noexcept
@@ -15,6 +15,7 @@ cdef extern from "lead.hpp" namespace "clipper" nogil:
         bint is_alone() noexcept
         bint rouse() noexcept
         void ring() noexcept
+        bint hears(u32* heard) noexcept
         void doze() noexcept
         void rise() noexcept
         void leave() noexcept

@@ -47,7 +47,7 @@ struct Cells {
         std::uint64_t t = tail.load(std::memory_order_relaxed);
         return turn(t).load(std::memory_order_acquire) < base(t);  // order: relaxed would do, claim() looks again
     }
-    // Sequentially consistent: the producer reads the consumer's sleep flag next (store, then load; so does the consumer).
+    // Sequentially consistent: the producer reads next whether the consumer sleeps (store, then load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
     bool published(std::uint64_t pos) const { return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1; }
     // Has nobody claimed the cell since `pos` did? Then what was written there then is there still, released or not. Asked after

@@ -1,6 +1,7 @@
-// lane.hpp, with Cells of ring.hpp: how a submitter's row reaches a loop that may be asleep.
+// lane.hpp, with Cells of ring.hpp and the baton of lead.hpp: how a submitter's row reaches a loop that may be asleep.
 #include "checker.hpp"
 #include "lane.hpp"
+#include "lead.hpp"
 #include "ring.hpp"
 
 namespace schedules {
@@ -28,7 +29,7 @@ struct Lane {
 struct Submit : Scenario {
     int submitters, rows, lanes_used;
     Planted planted;
-    Atomic<uint32_t> sleeping;
+    clipper::Lead<Model> lead{};
     EventFd wake_fd{"wake_fd"};
     Lane lanes[2];
     Cells ready;
@@ -37,7 +38,7 @@ struct Submit : Scenario {
     uint64_t ready_head = 0;
     int taken = 0;
     Submit(int s, int r, int l, Planted p) : submitters(s), rows(r), lanes_used(l), planted(p) {
-        name(sleeping, "sleeping");
+        name(lead.baton, "baton");
         for (int i = 0; i < lanes_used; ++i) lanes[i].start(i);
         ready.init(ready_turns, 2);
         name(ready.tail, "ready's tail");
@@ -48,7 +49,7 @@ struct Submit : Scenario {
     }
     int threads() const override { return submitters + 1; }
     void announce(Lane& lane, uint64_t id) {
-        if (clipper::lane_announce(lane, ready, ready_ids, id) && clipper::loop_to_wake(*this)) wake_fd.signal();
+        if (clipper::lane_announce(lane, ready, ready_ids, id) && lead.rouse()) wake_fd.signal();
     }
     void submit(Lane& lane, uint64_t id) {
         uint64_t pos;
@@ -80,9 +81,9 @@ struct Submit : Scenario {
     void loop() {
         for (step(); taken < submitters * rows; step()) {
             bool quiet = planted == no_second_look && idle();
-            clipper::loop_sleeps(*this);
+            lead.doze();
             if (quiet || idle()) wake_fd.wait();
-            clipper::loop_wakes(*this);
+            lead.rise();
             if (wake_fd.count) wake_fd.drain();
         }
     }
