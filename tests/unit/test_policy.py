@@ -84,7 +84,7 @@ def test_a_score_tells_of_the_answer() -> None:
     assert seen(Truth(score=0.25), 7, a=7, b=3) == {"a": 0.75}
 
 
-numbers = st.floats(-1e6, 1e6)
+numbers = st.floats(-1e6, 1e6).map(lambda x: round(x, 9))  # none so small that its square vanishes
 
 
 @given(numbers, numbers, st.floats(1e-3, 1e3))
