@@ -53,6 +53,7 @@ cdef enum:
     PROBE_US = 100000        # an estimate older than this lets one row through; a replica that was idle for as long as one row
     PROBE_US_MIN = 1000      # takes, does so sooner: half of its time is the most that a try may cost
     SLACK_US = 500           # a held batch leaves this much earlier than it must: the loop wakes late
+    SECOND_ROWS_MIN = 64
     BUCKETS = 24
 
 cdef double DECAY = 15.0 / 16
@@ -60,6 +61,7 @@ cdef double RIDGE = 0.005    # of mean(n)^2: a spread of n below 7 % of its mean
 cdef double OPTIMISM = 1.0 / 32
 cdef double CLIP = 0.5       # of the prediction: what lies further off is an outlier
 cdef double ROOM = 1.25      # jump only if the fit allows this much more than the limit
+cdef double SECOND = 1.0625    # of what a row costs in a full batch: more is too much for a batch behind another
 cdef double TAU = 0.99
 cdef double HUGE_US = 1e12
 
@@ -96,6 +98,24 @@ cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil:
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil:
     cdef u32 n = _least(queued, <u32> b.limit)
     return n if n else 1
+
+
+cdef bint _growing(const Batcher* b) noexcept nogil:
+    """The batch in flight, if it was full, will about double the limit."""
+    if b.limit >= b.config.size_max or b.config.mode == STATIC:
+        return False
+    return b.slow_start if b.config.mode == AIMD else batcher_room(b) >= 2 * b.limit
+
+
+cdef bint batcher_second(const Batcher* b, u32 queued) noexcept nogil:
+    """Full; or so large that a row costs next to what it costs in a full one. Not while the size grows: see the essay."""
+    if _growing(b):
+        return False
+    if queued >= <u32> b.limit:
+        return True
+    if not _known(b) or queued < SECOND_ROWS_MIN:
+        return False
+    return b.fit_a / queued + b.fit_b <= SECOND * (b.fit_a / b.limit + b.fit_b)
 
 
 cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil:
@@ -409,6 +429,10 @@ cdef class BatchSizer:
     def size(self, unsigned int queued):
         """Rows to take now, of `queued` waiting."""
         return batcher_size(&self.state, queued)
+
+    def second(self, unsigned int queued):
+        """Whether `queued` rows are worth a batch of their own behind one in flight."""
+        return bool(batcher_second(&self.state, queued))
 
     def predict(self, unsigned int n):
         """Expected service time of n rows, us; 0 while unknown."""

@@ -14,15 +14,14 @@ know (pauses, rows that come meanwhile with earlier deadlines, how full the last
 forecast by row (each is its batch's), and a margin by class of SLO.
 """
 from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_init, margin_learn, margin_now)
-from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_size,
-                                   batcher_worst_us)
+from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_second,
+                                   batcher_size, batcher_worst_us)
 from clipper_core.machine cimport relaxed
 from clipper_core.replica cimport IN_FLIGHT_MAX
 from clipper_core.status cimport DEADLINE, DROPPED, FULL
 from clipper_core.task cimport SENT, WAITING, Task, task_of, ticket_of
 
 cdef enum:
-    SECOND_ROWS_MIN = 64
     UNTRIED_US = 1000000        # an estimate older than this counts as unknown
     RATE_US = 2000              # arrivals are counted over at least this long
     WALK_MAX = 32               # batches; what lies behind them is spread over all replicas
@@ -66,12 +65,9 @@ cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 no
 
 
 cdef bint _worth_a_second(const Replica* r, u64 waiting) noexcept nogil:
-    """Full; or so large that its rows cost more than the batch as such, and waiting for company would gain little."""
     if r.in_flight >= IN_FLIGHT_MAX or r.link.protocol != 2:
         return False
-    if waiting >= batcher_size(&r.batcher, 0xFFFFFFFF):
-        return True
-    return r.batcher.fit_b > 0 and waiting >= SECOND_ROWS_MIN and r.batcher.fit_b * waiting >= r.batcher.fit_a
+    return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF))
 
 
 cdef double _takes_us(const Replica* r, u64 waiting, u64 now_us) noexcept nogil:
