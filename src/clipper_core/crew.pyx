@@ -224,7 +224,7 @@ cdef void _put_on_trial(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, double ma
     if task == NULL or task.phase != WAITING:
         return
     finish = gate_finish_us(gate, lane.seen - 1, now_us)
-    if 2 * (finish - now_us) < lane.slo_us:
+    if 4 * (finish - now_us) < 3 * lane.slo_us:
         return
     c.trial.ticket = ticket_of(lane.id, lane.seen - 1)
     c.trial.made_us = now_us
