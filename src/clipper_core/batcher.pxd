@@ -48,8 +48,8 @@ cdef struct Batcher:
 cdef void batcher_init(Batcher* b, const BatcherConfig* config) noexcept nogil
 cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil
 # ^ rows to take now, of `queued` waiting; >= 1
-cdef bint batcher_second(const Batcher* b, u32 queued) noexcept nogil
-# ^ whether `queued` rows are worth a batch of their own behind one that is in flight, rather than waiting for more
+cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil
+# ^ whether `queued` rows are worth a batch of their own behind one in flight, where `rate` rows a microsecond are offered
 cdef double batcher_room(const Batcher* b) noexcept nogil
 # ^ the most rows whose batch the estimate puts within the budget, whatever the limit
 cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil

@@ -60,8 +60,9 @@ cdef double DECAY = 15.0 / 16
 cdef double RIDGE = 0.005    # of mean(n)^2: a spread of n below 7 % of its mean does not turn the line quickly
 cdef double OPTIMISM = 1.0 / 32
 cdef double CLIP = 0.5       # of the prediction: what lies further off is an outlier
-cdef double ROOM = 1.25      # jump only if the fit allows this much more than the limit
-cdef double SECOND = 1.0625    # of what a row costs in a full batch: more is too much for a batch behind another
+cdef double ROOM = 1.1       # jump only if the fit allows this much more than the limit
+cdef double SECOND = 1.02    # of what a row costs in a full batch: more is too much for a batch behind another
+cdef double KEEPS_UP = 0.7     # of a replica's time; half of it at least must go into rows, not batches
 cdef double TAU = 0.99
 cdef double HUGE_US = 1e12
 
@@ -107,15 +108,18 @@ cdef bint _growing(const Batcher* b) noexcept nogil:
     return b.slow_start if b.config.mode == AIMD else batcher_room(b) >= 2 * b.limit
 
 
-cdef bint batcher_second(const Batcher* b, u32 queued) noexcept nogil:
-    """Full; or so large that a row costs next to what it costs in a full one. Not while the size grows: see the essay."""
+cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nogil:
+    """Full; or so large that a row costs next to what it costs in a full one, or that such batches keep up with what comes."""
     if _growing(b):
         return False
     if queued >= <u32> b.limit:
         return True
     if not _known(b) or queued < SECOND_ROWS_MIN:
         return False
-    return b.fit_a / queued + b.fit_b <= SECOND * (b.fit_a / b.limit + b.fit_b)
+    cdef double row_us = b.fit_a / queued + b.fit_b
+    if row_us <= SECOND * (b.fit_a / b.limit + b.fit_b):
+        return True
+    return b.fit_b * queued >= b.fit_a and row_us * rate <= KEEPS_UP
 
 
 cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil:
@@ -306,12 +310,12 @@ cdef double _budget_us(const Batcher* b, double slo_us) noexcept nogil:
 cdef double batcher_room(const Batcher* b) noexcept nogil:
     if not _known(b):
         return b.config.size_max
-    cdef double left = _budget_us(b, b.slo_us), slope = b.fit_b
+    cdef double share = b.config.budget_share, left = _budget_us(b, b.slo_us) - b.fit_a, slope = b.fit_b
     if b.config.mode == QUANTILE:
-        left -= b.q_a
-        slope = b.q_b
+        left -= share * (b.q_a - b.fit_a)
+        slope += share * (b.q_b - b.fit_b)
     else:
-        left -= b.fit_a + b.config.budget_share * b.residual_p99
+        left -= share * b.residual_p99
     if left <= slope:
         return 1
     return b.config.size_max if slope * b.config.size_max <= left else left / slope
@@ -346,19 +350,19 @@ cdef void _increase(Batcher* b, bint full) noexcept nogil:
     elif b.side == 0 and b.clean >= b.patience and room >= ROOM * b.limit:
         b.limit = _between(1, room, 2 * b.limit)
         b.jumped = True
-    else:
-        b.limit += b.config.step
+    elif b.side or b.fit_a + b.fit_b * (b.limit + b.config.step) <= _budget_us(b, b.slo_us):
+        b.limit += b.config.step            # not to a size that is predicted to miss every other time
 
 
-cdef void _follow(Batcher* b, bint full) noexcept nogil:
-    """FIT and QUANTILE: down at once; up at most twofold a full batch, as what lies further off was not seen.
+cdef void _follow(Batcher* b, u32 n) noexcept nogil:
+    """FIT and QUANTILE: down at once; up to twice what this batch held, as what lies further off was not seen.
 
     Not up in a run of outliers: a new n on top of a new speed would hide the speed from the fit."""
     cdef double room = batcher_room(b)
     if room < b.limit:
         b.limit = room
-    elif full and (b.side == 0 or b.settled < WARM):
-        b.limit = room if room < 2 * b.limit else 2 * b.limit
+    elif b.side == 0 or b.settled < WARM:
+        b.limit = max(b.limit, min(room, 2.0 * n))
 
 
 # -- learning
@@ -388,7 +392,7 @@ cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64
     elif b.config.mode == AIMD:
         _increase(b, full)
     elif b.config.mode != STATIC:
-        _follow(b, full)
+        _follow(b, n)
     b.limit = _between(1, b.limit, b.config.size_max)
 
 
@@ -430,9 +434,9 @@ cdef class BatchSizer:
         """Rows to take now, of `queued` waiting."""
         return batcher_size(&self.state, queued)
 
-    def second(self, unsigned int queued):
-        """Whether `queued` rows are worth a batch of their own behind one in flight."""
-        return bool(batcher_second(&self.state, queued))
+    def second(self, unsigned int queued, double rate):
+        """Whether `queued` rows are worth a batch of their own behind one in flight, `rate` rows a microsecond being offered."""
+        return bool(batcher_second(&self.state, queued, rate))
 
     def predict(self, unsigned int n):
         """Expected service time of n rows, us; 0 while unknown."""

@@ -64,10 +64,10 @@ cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 no
     return False
 
 
-cdef bint _worth_a_second(const Replica* r, u64 waiting) noexcept nogil:
+cdef bint _worth_a_second(const Crew* c, const Replica* r, u64 waiting) noexcept nogil:
     if r.in_flight >= IN_FLIGHT_MAX or r.link.protocol != 2:
         return False
-    return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF))
+    return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF), c.rate / c.members.size())
 
 
 cdef double _takes_us(const Replica* r, u64 waiting, u64 now_us) noexcept nogil:
@@ -116,7 +116,7 @@ cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nog
             if idle < 0 or takes < (1 - EQUAL) * idle_us:
                 idle = <i32> k
                 idle_us = takes
-        elif _worth_a_second(r, waiting) and (second < 0 or _busy_us(r, now_us) + takes < second_us):
+        elif _worth_a_second(c, r, waiting) and (second < 0 or _busy_us(r, now_us) + takes < second_us):
             second = <i32> k
             second_us = _busy_us(r, now_us) + takes
     if second >= 0 and (idle < 0 or second_us < (1 - EQUAL) * idle_us):
