@@ -51,4 +51,6 @@ cdef void gate_close(Gate* g, u64 until_us) noexcept nogil                # no r
 cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil         # let this one through, to see
 cdef void margin_init(Margin* m) noexcept nogil
 cdef void margin_learn(Margin* m, double actual_us, double forecast_us, u64 now_us) noexcept nogil
+cdef void margin_forget(Margin* m) noexcept nogil
+# ^ most of it: a replica has become faster, and what was learned of it slow says nothing of it now
 cdef double margin_now(Margin* m, u64 now_us) noexcept nogil              # it tends to 1 while nothing is learned

@@ -14,6 +14,7 @@ from libc.math cimport exp
 cdef double RATIO_MIN = 0.8, RATIO_MAX = 2.0
 cdef double TAU = 0.98
 cdef double STEP = 0.05
+cdef double KEPT = 0.25
 cdef double REST_US = 1e6           # without news the margin's excess falls to 1/e in this time
 cdef u64 GAP_US = 100000            # shorter pauses between samples are no rest
 cdef double MOST = 4e9              # what fits into 32 bits, in us
@@ -47,6 +48,11 @@ cdef bint gate_probe(Gate* g, u64 now_us) noexcept nogil:
 cdef void margin_init(Margin* m) noexcept nogil:
     m.ratio = 1
     m.learned_us = 0
+
+
+cdef void margin_forget(Margin* m) noexcept nogil:
+    if m.ratio > 1:
+        m.ratio = 1 + KEPT * (m.ratio - 1)
 
 
 cdef double margin_now(Margin* m, u64 now_us) noexcept nogil:

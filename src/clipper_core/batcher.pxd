@@ -37,6 +37,7 @@ cdef struct Batcher:
     double deviation_us      # mean |residual|
     double sums[5]           # the fit's weighted sums: 1, n, y, n n, n y
     u32 settled              # batches since the fit began or was rescaled
+    u32 speedups             # times that the fit was rescaled to a faster replica
     u32 outliers             # outliers in a row on the same side
     i32 side                 # of the last one: +1 slow, -1 fast, 0 none
     double ratios[3]         # their latency / prediction

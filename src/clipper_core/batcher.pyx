@@ -179,6 +179,7 @@ cdef void _rescale(Batcher* b, double ratio) noexcept nogil:
         b.sums[i] *= 0.25
     if b.settled > WARM:
         b.settled = WARM
+    b.speedups += ratio < 1
     b.outliers = 0
     b.side = 0
 

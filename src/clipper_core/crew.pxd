@@ -21,6 +21,7 @@ cdef cppclass Crew:
     u32 turn                    # where the search for a replica starts
     Margin margin
     Trial trial
+    u64 speedups                # of the members until now
     u64 arrived                 # rows taken in or refused since `rated_us`
     u64 refused                 # rows refused at submission until now
     u64 rated_us

@@ -13,7 +13,8 @@ The forecast walks the queue batch by batch over the replicas as they come free.
 know (pauses, rows that come meanwhile with earlier deadlines, how full the last batch will be) is in the margin. Given up: a
 forecast by row (each is its batch's), and a margin by class of SLO.
 """
-from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_init, margin_learn, margin_now)
+from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_forget, margin_init, margin_learn,
+                                     margin_now)
 from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_second,
                                    batcher_size, batcher_worst_us)
 from clipper_core.machine cimport relaxed
@@ -232,10 +233,22 @@ cdef void _put_on_trial(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, double ma
     c.trial.sent = False
 
 
+cdef void _forget(Crew* c) noexcept nogil:
+    """A margin that a bad second taught shuts the door on those who come after it."""
+    cdef size_t i
+    cdef u64 speedups = 0
+    for i in range(c.members.size()):
+        speedups += c.members[0][i].batcher.speedups
+    if speedups > c.speedups:
+        margin_forget(&c.margin)
+    c.speedups = speedups
+
+
 cdef void crew_learn(Crew* c, Lanes* lanes, Tally* tally, u64 now_us) noexcept nogil:
     cdef Task* task
     cdef u64 drops = tally.ended[<u32> DROPPED].load(relaxed) + tally.ended[<u32> DEADLINE].load(relaxed)
     cdef u64 refused = tally.refused[<u32> FULL].load(relaxed)
+    _forget(c)
     crew_arrived(c, refused - c.refused, now_us)
     c.refused = refused
     if c.trial.ticket == 0:
