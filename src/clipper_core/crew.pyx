@@ -6,8 +6,8 @@ to an idle slow replica when a fast one will be free, and done, sooner; that is 
 just while the fast one can take all that wait. And an estimate that nobody has tried for a second counts as unknown, so that one
 which was slow once gets a row to show that it is not.
 
-A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost: the container need not wait
-between batches, and pipelining does not make them small.
+A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost (`batcher_second`): the
+container need not wait between batches, and pipelining does not make them small.
 
 The forecast walks the queue batch by batch over the replicas as they come free. It is exact in what it knows; what it does not
 know (pauses, rows that come meanwhile with earlier deadlines, how full the last batch will be) is in the margin. Given up: a

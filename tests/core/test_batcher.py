@@ -368,7 +368,7 @@ def test_a_second_batch_is_full_or_costs_little_more_a_row_or_keeps_up(mode: str
 def test_no_second_batch_while_the_size_doubles(mode: str) -> None:
     sizer = BatchSizer(mode, size_max=64)
     loop = Loop(sizer, LINES["svm"], 0.0, 1)
-    while sizer.limit < 64:
+    while sizer.limit < 64:                         # of some 1000 that fit into half the budget
         assert not sizer.second(PLENTY, 0.0)
         list(loop.run(1))
     assert sizer.second(64, 0.0)

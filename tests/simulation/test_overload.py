@@ -137,6 +137,47 @@ def test_a_bad_second_does_not_shut_the_door(mode: int, load: float) -> None:
     assert after.good_per_us >= 0.95 * usual.good_per_us
 
 
+# -- batches and the door together
+
+LINES = {"gpu": (3_000, 30), "kernel": (100, 1_000)}
+
+
+def best_of(name: str) -> tuple[int, float]:
+    """Rows of a batch of half the SLO, and its rows a microsecond as a multiple of CAPACITY."""
+    a_us, b_us = LINES[name]
+    size = (SLO_US // 2 - a_us) // b_us
+    return size, size / (a_us + b_us * size) / CAPACITY
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["aimd", "fit", "quantile"])
+def test_a_cold_replica_gets_batches_of_the_best_size_within_20(mode: int, name: str) -> None:
+    """A second batch in flight while the size doubles would be of the old size: each size would come twice."""
+    size, near = best_of(name)
+    for seed in (1, 2, 3):
+        world, kin = a_model(seed)
+        container = Container(world, kin, a_us=LINES[name][0], b_us=LINES[name][1], checked=False, mode=mode, size_max=4096)
+        world.pass_us(1_000)
+        offer(world, kin, 3 * near, 0.25)
+        assert max(container.batches[:20]) >= 0.9 * size
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("mode", [0, 1, 2, 3], ids=["aimd", "fit", "quantile", "static"])
+def test_the_door_keeps_no_replica_from_its_best_batches(mode: int, name: str) -> None:
+    """A short queue invites small second batches, and rows that are soon done a margin that nobody needs."""
+    size, near = best_of(name)
+    world, kin = a_model(1)
+    most = size if mode == 3 else 4096
+    Container(world, kin, a_us=LINES[name][0], b_us=LINES[name][1], checked=False, mode=mode, size_max=most)
+    world.pass_us(1_000)
+    offer(world, kin, 0.9 * near, 0.5)
+    below = offer(world, kin, 0.9 * near, 1.0)
+    beyond = offer(world, kin, 1.2 * near, 1.0)
+    assert below.ended[Status.OK] >= 0.95 * below.offered
+    assert beyond.good_per_us >= 0.88 * near * CAPACITY
+
+
 # -- replicas of unequal speed
 
 
