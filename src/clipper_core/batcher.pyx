@@ -112,7 +112,7 @@ cdef bint _growing(const Batcher* b) noexcept nogil:
     if b.limit >= b.config.size_max or b.config.mode == STATIC:
         return False
     # near the budget a row would be promised the batch of now and sent in one twice as long
-    if _known(b) and b.fit_a + 2 * b.fit_b * b.limit > 0.5 * _budget_us(b, b.slo_us):
+    if _known(b) and b.fit_a + 2 * b.fit_b * b.limit > 0.7 * _budget_us(b, b.slo_us):
         return False
     return b.slow_start if b.config.mode == AIMD else batcher_room(b) >= 2 * b.limit
 
