@@ -37,7 +37,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
     token: Annotated[str, _about("what containers must know to be let in; made up at each start when empty")] = ""
     token_file: Annotated[str, _about("the file that holds the token, instead of `token`")] = ""
     insecure: Annotated[bool, _about("let containers of other hosts dial in without a configured token")] = False
-    threads: Annotated[int, _about("loop threads, each with an engine of its own", "threads", ge=1, le=64)] = 1
+    engines: Annotated[
+        int, _about("loop threads, each with a share of the models and of the cache; at most one a core", "engines", ge=1, le=64)
+    ] = 1
     model_threads: Annotated[
         int, _about("threads of each container; 0 for its share of the cores", "threads", ge=0, le=1024)
     ] = 0

@@ -32,8 +32,9 @@ from clipper.serving.arrays import predict_array
 from clipper.serving.cache import Cache
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.dispatch import Dispatch
+from clipper.serving.engines import Engines
 from clipper.serving.learning import Learning
-from clipper.serving.models import Running, RunningModels, engine_of, row_shape
+from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.processor import Question, predict
 from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
 from clipper.state_dir import StateDir
@@ -59,7 +60,7 @@ class ClipperServer:
         self.config = config
         self._pid = os.getpid()
         self._closed = False
-        self._engine = engine_of(config)
+        self._engines = Engines(config)
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
             self._store = open_store(config.server.state, config.limits.state_bytes_max)
@@ -68,11 +69,11 @@ class ClipperServer:
         except BaseException:
             self._dir.close()
             raise
-        self._dispatch = Dispatch(self._engine)
-        self._running = RunningModels(self._engine, config.limits)
+        self._dispatch = Dispatch(*self._engines)
+        self._running = RunningModels(self._engines.of, config.limits)
         self._token = config.server.token or secrets.token_urlsafe(24)
         self._containers = Containers(
-            self._engine,
+            self._engines,
             self._token,
             config.server.heartbeat_ms,
             config.limits.frame_bytes_max,
@@ -80,7 +81,7 @@ class ClipperServer:
             self._came_or_went,
             shared_memory=config.server.shared_memory,
         )
-        self._expected = Expected(self._expect, self._engine.now_us)
+        self._expected = Expected(self._expect, self._engines.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
@@ -120,10 +121,10 @@ class ClipperServer:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._engine.refuse_new()
+        self._engines.refuse_new()
         self._scaling.stop()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
-        while self._engine.delivery.issued != self._engine.delivery.answered and time.monotonic() < until:
+        while self._engines.in_flight() and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)
         self._containers.leaving = True
         self._deployer.close()
@@ -248,8 +249,8 @@ class ClipperServer:
         quiet = time.monotonic()
         while running and self._containers.of(id_) and quiet < until and time.monotonic() - quiet < _QUIET_S:
             time.sleep(_DRAIN_POLL_S)
-            queued = self._engine.snapshot()["models"][running.core.index]["queued"]
-            replicas = [self._engine.replica(replica.conn) for replica in self._containers.of(id_)]
+            queued = running.core.engine.snapshot()["models"][running.core.index]["queued"]
+            replicas = [replica.engine.replica(replica.conn) for replica in self._containers.of(id_)]
             if queued or any(replica and replica["in_flight"] for replica in replicas):
                 quiet = time.monotonic()
 
@@ -326,13 +327,13 @@ class ClipperServer:
     # -- looking in
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`),
-        `cache`, `issued`, `answered`, `loop`."""
-        snapshot = self._engine.snapshot()
-        by_index = {model["index"]: model for model in snapshot["models"]}
+        """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`;
+        `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines."""
+        snapshot = self._engines.snapshot()
+        by_place = {(row["engine"], row["index"]): row for row in snapshot["models"]}
         models = {}
         for running in self._running:
-            counters = by_index.get(running.core.index)
+            counters = by_place.get(self._engines.place_of(running.core))
             if counters is None:  # deployed just now
                 continue
             replicas = self._replica_stats(running)
@@ -343,12 +344,12 @@ class ClipperServer:
                 **counters, "replicas": replicas, "wanted": wanted, "has": has,
                 **({"similar": near.stats()} if near is not None else {}),
             }  # fmt: skip
-        return {**snapshot, "models": models, "loop": self._dispatch.loop.snapshot()}
+        return {**snapshot, "models": models, "loop": self._dispatch.snapshot()}
 
     def _replica_stats(self, running: Running) -> list[dict[str, Any]]:
         rows: dict[tuple[int, int], dict[str, Any]] = {}  # by number and pid: two started elsewhere may have one number
         for replica in self._containers.of(running.model.id):
-            batcher = self._engine.replica(replica.conn)
+            batcher = replica.engine.replica(replica.conn)
             if batcher is not None:
                 key = replica.hello.replica, replica.hello.pid
                 rows[key] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
@@ -453,7 +454,7 @@ class ClipperServer:
     def _expect(self, id_: VersionedModel, when_us: int) -> None:
         running = self._running.get(id_)
         if running is not None and not self._closed:
-            self._engine.expect(running.core.index, when_us)
+            running.core.engine.expect(running.core.index, when_us)
 
     def _came_or_went(self, id_: VersionedModel) -> None:
         self._expected.connected(id_, [replica.hello.replica for replica in self._containers.of(id_)])

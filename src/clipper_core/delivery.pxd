@@ -8,6 +8,11 @@
 # Nobody who completes a slot takes the GIL. Blocked threads share one futex (epoch), bumped once per batch; event loops and the
 # callback thread have a mailbox each: a ring of slot ids and one eventfd, written only while its reader is asleep. A thread that
 # waits alone may be the loop itself (lead.hpp).
+#
+# Several engines of one server (`peers`) have a delivery each and share nothing but the futures over models of both: all slots of
+# such a future lie in the delivery of its first model, its home. A peer's loop that ends one does what a thread that cancels
+# does: it counts for the home, ends the home's epoch and wakes, once a step; the home's loop is not asked. The home's mailboxes
+# then have several writers: whoever finds another at the ring leaves the notice that has no place in it.
 from clipper_core.lead cimport Lead
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.prediction cimport Value
@@ -18,11 +23,14 @@ cdef enum:
     BLOCK_SLOTS = 256
     MAILBOXES_MAX = 32
     LED_TASKS_MAX = 4           # with more of them open the loop thread runs the turns itself
+    ENGINES_MAX = 64            # of one server
+    ENGINE_ID_BITS = 56         # ids of the engines' slots differ above them
 
 cdef cppclass Block:
     atomic[u32] refs
     u32 count                   # slots
     u32 used                    # slots handed out; under the delivery's lock
+    u32 home                    # number of its delivery
     u64 first_id                # id of slot 0; ids are never used twice
     Block* next                 # free list
     atomic[u8]* state           # Status, per slot
@@ -35,6 +43,7 @@ cdef cppclass Mailbox:
     atomic[u32] armed           # the reader sleeps on fd
     atomic[u32] overflow        # a notice was lost: look at everything
     Spsc* ids
+    atomic[u32] writing         # with peers: somebody is at `ids`
     int fd
     bint taken
 
@@ -55,6 +64,12 @@ cdef cppclass DeliveryState:
     Mailbox* boxes[32]
     u32 dirty                   # loop only: mailboxes with news since the last flush
     bint touched                # loop only: something ended since the last flush
+    u32 number                  # of its engine, among its peers
+    bint accompanied            # there are peers
+    DeliveryState* peers[64]    # by number; each outlives the engine of this delivery
+    atomic[u64] guests          # tasks of peers' futures that are open in this engine
+    u64 away                    # loop only: peers with news of ours since the last flush, one bit each
+    u32 away_dirty[64]          # loop only: their mailboxes with such news
     Lead lead                   # who is "the loop" now
     int wake_fd                 # wakes it from epoll
     void* mover                 # the IO loop, and what it does for who holds the baton; NULL without one
@@ -85,6 +100,7 @@ cdef extern from "future.hpp" namespace "clipper" nogil:
     u32 slot_boxes(const Block& block, u32 slot) noexcept
     void mailbox_overflow(Mailbox& box) noexcept
     void mailbox_put(Mailbox& box, Spsc& ids, u64 slot_id) noexcept
+    void mailbox_put_beside(Mailbox& box, Spsc& ids, u64 slot_id) noexcept
     bint mailbox_to_wake(Mailbox& box) noexcept
     bint mailbox_arm(Mailbox& box, const Spsc& ids) noexcept
     bint mailbox_look_at_all(Mailbox& box) noexcept
@@ -92,8 +108,10 @@ cdef extern from "future.hpp" namespace "clipper" nogil:
 # -- slots. Threads: any.
 cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) noexcept nogil   # False: no memory
 cdef void block_drop(DeliveryState* d, Block* block, u32 refs) noexcept nogil
+cdef inline DeliveryState* home_of(DeliveryState* d, const Block* block) noexcept nogil:
+    return d if block.home == d.number else d.peers[block.home]
 
-# -- ending a task. Threads: loop only. Takes over the value's reference and the task's reference to the block.
+# -- ending a task, a peer's too. Threads: loop only. Takes over the value's reference and the task's reference to the block.
 cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
 cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil   # a slot has ended that these mailboxes watch
 cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
@@ -106,7 +124,7 @@ cdef void delivery_rouse(DeliveryState* d) noexcept nogil     # a leader that sl
 cdef void delivery_ring(DeliveryState* d) noexcept nogil      # somebody waits who cannot lead: the loop thread is needed
 cdef bint delivery_lead(DeliveryState* d) noexcept nogil      # a waiter: True: be the loop now, by turn(), then leave()
 
-# -- ending at submit, before anyone can wait. Threads: any.
+# -- ending at submit, before anyone can wait; d: the block's home. Threads: any.
 cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Value* value) noexcept nogil
 
 cdef class Delivery:

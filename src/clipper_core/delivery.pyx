@@ -51,6 +51,7 @@ cdef Block* _block_take(DeliveryState* d, u32 count) noexcept nogil:
     if block == NULL:
         return NULL
     block_hold(block[0], 1 + 2 * count)
+    block.home = d.number
     block.first_id = d.next_id
     d.next_id += count
     return block
@@ -85,6 +86,7 @@ cdef bint _claim_own(DeliveryState* d, u32 count, Block** block, u32* first) noe
         return False
     block_hold(b[0], 2 * count)
     b.used = count
+    b.home = d.number
     claims_lock(d.lock)
     b.first_id = d.next_id
     d.next_id += count
@@ -130,28 +132,63 @@ cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) no
 cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
     cdef u32 boxes
     cdef Value mine = value[0]
+    cdef DeliveryState* home = home_of(d, block)
     cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
-    if first:
+    if home != d:
+        d.guests.fetch_sub(1, relaxed)
+    if first and home != d:
+        home.answered.fetch_add(1, relaxed)
+        d.away |= <u64> 1 << home.number
+        d.away_dirty[home.number] |= _notify(home, block.first_id + slot, boxes)
+    elif first:
         d.touched = True
         d.ended.store(d.ended.load(relaxed) + 1, relaxed)
         if boxes:
             slot_notify(d, block.first_id + slot, boxes)
     else:
         value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
-    block_drop(d, block, 1)
+    block_drop(home, block, 1)
     return first
 
 
 cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
-    cdef u32 i
+    d.dirty |= _notify(d, slot_id, boxes)
+
+
+cdef u32 _notify(DeliveryState* home, u64 slot_id, u32 boxes) noexcept nogil:
+    """-> which mailboxes have news now."""
+    cdef u32 i, told = 0
     for i in range(MAILBOXES_MAX):
-        if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-            mailbox_put(d.boxes[i][0], d.boxes[i].ids[0], slot_id)
-            d.dirty |= <u32> 1 << i
+        if boxes & (<u32> 1 << i) and home.boxes[i] != NULL:
+            if home.accompanied:
+                mailbox_put_beside(home.boxes[i][0], home.boxes[i].ids[0], slot_id)
+            else:
+                mailbox_put(home.boxes[i][0], home.boxes[i].ids[0], slot_id)
+            told |= <u32> 1 << i
+    return told
+
+
+cdef void _flush_away(DeliveryState* d) noexcept nogil:
+    """Who waits for a peer's future does not lead: nobody is to be roused."""
+    cdef u32 n, i
+    cdef DeliveryState* home
+    for n in range(ENGINES_MAX):
+        if d.away >> n & 1 == 0:
+            continue
+        home = d.peers[n]
+        if epoch_ends(home[0]):
+            futex_wake_all(&home.epoch)
+        for i in range(MAILBOXES_MAX):
+            if d.away_dirty[n] >> i & 1 and mailbox_to_wake(home.boxes[i][0]):
+                eventfd_signal(home.boxes[i].fd)
+        d.away_dirty[n] = 0
+    d.away = 0
 
 
 cdef void delivery_flush(DeliveryState* d) noexcept nogil:
     cdef u32 i, waiters
+    if d.away:
+        _flush_away(d)
     if not d.touched:
         return
     d.touched = False
@@ -173,7 +210,7 @@ cdef void delivery_flush(DeliveryState* d) noexcept nogil:
 
 cdef u64 delivery_open(DeliveryState* d) noexcept nogil:
     cdef u64 done = d.answered.load(relaxed) + d.ended.load(relaxed)    # first: too many open are a guess, too few a wait
-    return d.issued.load(relaxed) - done
+    return d.issued.load(relaxed) - done + d.guests.load(relaxed)
 
 
 cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil:
@@ -223,11 +260,12 @@ cdef void slot_fill(DeliveryState* d, Block* block, u32 slot, Status status, Val
 cdef class Delivery:
     """Threads: any. Owns the result blocks and mailboxes of one engine; every Future keeps it alive."""
 
-    def __cinit__(self):
+    def __cinit__(self, u32 number=0):
         self.state = <DeliveryState*> aligned_new(sizeof(DeliveryState))
         if self.state == NULL:
             raise_for(NO_MEMORY, "no memory for the result blocks")
-        self.state.next_id = 1
+        self.state.number = number
+        self.state.next_id = (<u64> number << ENGINE_ID_BITS) + 1
 
     def __dealloc__(self):
         cdef DeliveryState* d = self.state

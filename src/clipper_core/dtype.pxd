@@ -1,5 +1,5 @@
 # Element types of rows and predictions; the numbers are the wire's (docs/wire.md).
-from clipper_core.machine cimport u32
+from clipper_core.machine cimport u32, u64
 
 cpdef enum DType:
     ANY = 0
@@ -29,3 +29,5 @@ cdef inline u32 itemsize(int dtype) noexcept nogil:
     if dtype == U64 or dtype == I64 or dtype == F64:
         return 8
     return 0
+
+cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil     # no NaN, no infinity; f32 and f64 are looked at

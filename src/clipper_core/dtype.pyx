@@ -3,6 +3,27 @@
 NAMES = {"bool": BOOL, "u8": U8, "i8": I8, "u16": U16, "i16": I16, "u32": U32, "i32": I32, "u64": U64, "i64": I64,
          "f16": F16, "f32": F32, "f64": F64, "str": STR, "bytes": BYTES}
 
+cdef extern from *:
+    """
+    static inline int clipper_finite64(double x) { return __builtin_isfinite(x); }
+    static inline int clipper_finite32(float x) { return __builtin_isfinite(x); }
+    """
+    bint finite64 "clipper_finite64"(double x) noexcept nogil
+    bint finite32 "clipper_finite32"(float x) noexcept nogil
+
+
+cdef bint all_finite(int dtype, const void* row, u64 nbytes) noexcept nogil:
+    cdef u64 i
+    if dtype == F64:
+        for i in range(nbytes // 8):
+            if not finite64((<const double*> row)[i]):
+                return False
+    elif dtype == F32:
+        for i in range(nbytes // 4):
+            if not finite32((<const float*> row)[i]):
+                return False
+    return True
+
 
 def item_bytes(int dtype):
     """Bytes of one element of `dtype`; 1 for STR and BYTES. Threads: any."""

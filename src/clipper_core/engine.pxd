@@ -10,6 +10,7 @@ cdef class Engine:
     cdef readonly Delivery delivery
     cdef readonly object models          # list of Model, kept alive
     cdef readonly object limits
+    cdef readonly list peers             # deliveries of the engines it has met, kept alive
     cdef object __weakref__
 
     cdef u32 add_model(self, ModelState* model) except? 0

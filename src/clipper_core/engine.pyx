@@ -7,18 +7,19 @@ from libcpp.vector cimport vector
 from posix.unistd cimport close
 
 from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
-from clipper_core.delivery cimport delivery_flush, delivery_kill
+from clipper_core.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
-from clipper_core.lane cimport lane_close, lanes_free, lanes_new, lanes_wake, takers_end
-from clipper_core.link cimport Link, link_free, link_room, link_sent
+from clipper_core.lane cimport lane_close, lanes_free, lanes_new, takers_end
+from clipper_core.link cimport Link, link_free, link_sent
 from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
                                    relaxed, release, seq_cst, u8, u32, u64)
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
-from clipper_core.scheduler cimport (ATTACH, CLOSE_LINK, DRAIN, EXPECT, LINKS_MAX, REFUSE_LINK, LinkState, News, engine_link,
-                                     engine_lost, engine_open, engine_received, engine_slot, engine_step, model_state_free)
+from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, LinkState,
+                                     News, engine_given, engine_link, engine_lost, engine_open, engine_order, engine_slot,
+                                     engine_step, model_state_free)
 from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
 from clipper_core.task cimport STATUSES, Tally
 
@@ -41,22 +42,26 @@ cdef class Engine:
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable length), frame_bytes_max,
     rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. `cache_policy` is clock or
     sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it
-    gets). With `manual_clock` time is what step is told (microseconds). Raises BAD_INPUT: no such policy or compression.
+    gets). With `manual_clock` time is what step is told (microseconds). `number`: among the engines of one server, see `meet`.
+    Raises BAD_INPUT: no such policy, compression or number.
     Source: docs/architecture.md, "Flow".
     """
 
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock", u64 tasks_max=1 << 20,
                   u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
                   u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
-                  u64 hello_ms=10000, bint manual_clock=False, seed=None, str compression="auto"):
+                  u64 hello_ms=10000, bint manual_clock=False, seed=None, str compression="auto", u32 number=0):
         cdef EngineState* e
         cdef Policy policy = policy_of(cache_policy)
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
         cdef u64 now = 0 if manual_clock else monotonic_us()
         if compression not in _searches:
             raise_for(BAD_INPUT, f"compression is one of {', '.join(_searches)}, not {compression!r}")
-        self.delivery = Delivery()
+        if number >= ENGINES_MAX:
+            raise_for(BAD_INPUT, f"engines are numbered from 0 to {ENGINES_MAX - 1}, not {number}")
+        self.delivery = Delivery(number)
         self.models = []
+        self.peers = []
         self.limits = {"models_max": models_max, "tasks_max": tasks_max, "links_max": min(links_max, LINKS_MAX - 2)}
         self.state = e = <EngineState*> aligned_new(sizeof(EngineState))
         if e == NULL:
@@ -83,6 +88,7 @@ cdef class Engine:
         e.writers = new vector[u32]()
         e.closing = new vector[u32]()
         e.hot = new vector[u32]()
+        e.moves = new vector[Command]()
         if e.cache != NULL:
             e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
         if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL or e.news == NULL
@@ -111,6 +117,7 @@ cdef class Engine:
         del e.writers
         del e.closing
         del e.hot
+        del e.moves
         free(e.models)
         free(e.links)
         free(e)
@@ -126,8 +133,16 @@ cdef class Engine:
 
     cdef int _free_news(self) except -1:
         cdef u64 word
+        cdef Command* command
         while self.state.news != NULL and self.state.news.pop(&word):
             free(<News*> word)
+        while self.state.commands != NULL and self.state.commands.cells.published(self.state.commands_head):
+            command = <Command*> ring_row(self.state.commands, self.state.commands_head)
+            if command.kind == ADOPT:
+                close(command.fd)
+            free(command.data)
+            self.state.commands.cells.release(self.state.commands_head)
+            self.state.commands_head += 1
         return 0
 
     cdef u32 add_model(self, ModelState* model) except? 0:
@@ -141,14 +156,22 @@ cdef class Engine:
         return model.index
 
     cdef int command(self, Command* command) except -1:
-        cdef u64 pos = 0
-        if not self.state.commands.cells.claim(&pos):
+        if not engine_order(self.state, command):
             free(command.data)
             raise_for(FULL, f"{COMMANDS_MAX} commands are waiting for the loop; is it running?")
-        memcpy(ring_row(self.state.commands, pos), command, sizeof(Command))
-        self.state.commands.cells.publish(pos)
-        lanes_wake(self.state.lanes)
         return 0
+
+    def meet(self, Engine other):
+        """Futures over models of this engine and of `other` may be made from now on; before the loops run."""
+        cdef u32 theirs = other.delivery.state.number
+        cdef u32 ours = self.delivery.state.number
+        if ours == theirs or self.delivery.state.peers[theirs] != NULL or other.delivery.state.peers[ours] != NULL:
+            raise_for(BAD_INPUT, f"engine {ours} cannot meet engine {theirs}: the engines of a server have numbers of their own")
+        self.peers.append(other.delivery)
+        other.peers.append(self.delivery)
+        self.delivery.state.peers[theirs] = other.delivery.state
+        other.delivery.state.peers[ours] = self.delivery.state
+        self.delivery.state.accompanied = other.delivery.state.accompanied = True
 
     # -- control: what Python's control thread says and hears
 
@@ -181,6 +204,17 @@ cdef class Engine:
     def refuse(self, u32 conn, str reason):
         """Turn connection `conn` away with a reason its container prints."""
         self._order(REFUSE_LINK, conn, reason.encode())
+
+    def hand_over(self, u32 conn, Engine other, bytes hello):
+        """Connection `conn`, of which only a HELLO came (`hello`: its frame), becomes one of `other`, as if it had dialled there.
+
+        `other` must outlive this engine's loop. What has sent more by then is closed."""
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = HAND_OVER
+        command.conn = conn
+        command.to = other.state
+        self._with_data(&command, hello)
 
     def drain(self, u32 conn):
         """No new batches to this replica; goodbye after the last reply."""
@@ -252,20 +286,7 @@ cdef class Engine:
 
     def receive(self, u32 conn, bytes data, u64 now_us):
         """Bytes from connection `conn`; False: they are no frames, close it."""
-        cdef Link* link
-        cdef u8* at
-        cdef u64 room, taken, done = 0
-        while done < <u64> len(data):
-            link = engine_link(self.state, conn)
-            room = 0 if link == NULL else link_room(link, &at)
-            if room == 0:
-                return False
-            taken = min(room, <u64> len(data) - done)
-            memcpy(at, <const u8*> (<const char*> data) + done, taken)
-            if not engine_received(self.state, conn, taken, now_us):
-                return False
-            done += taken
-        return True
+        return engine_given(self.state, conn, <const u8*> (<const char*> data), len(data), now_us)
 
     def outgoing(self, u32 conn, u64 now_us, list passed=None):
         """All bytes that are to go to connection `conn`; they count as sent.
@@ -306,6 +327,10 @@ cdef class Engine:
     def finish(self):
         """End every task that is still open with CLOSED. The loop must not be running any more."""
         _finish(self.state)
+
+    def end_tasks(self):
+        """The first half of finish(): whose futures are those of engines it has met still hears of them."""
+        _end_tasks(self.state)
 
     def kill(self, int status):
         """After a fork: this copy is dead, its threads live in the parent."""
@@ -351,6 +376,11 @@ cdef class Engine:
 
 
 cdef void _finish(EngineState* e) noexcept nogil:
+    _end_tasks(e)
+    delivery_kill(e.delivery, CLOSED)
+
+
+cdef void _end_tasks(EngineState* e) noexcept nogil:
     cdef u32 i
     takers_end(e.lanes[0], e.refusing, CLOSED)
     for i in range(1, e.slots_used + 1):
@@ -359,7 +389,6 @@ cdef void _finish(EngineState* e) noexcept nogil:
     for i in range(1, e.lanes.count + 1):
         lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
     delivery_flush(e.delivery)
-    delivery_kill(e.delivery, CLOSED)
 
 
 cdef object _model_snapshot(ModelState* model):

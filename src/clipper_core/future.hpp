@@ -145,6 +145,16 @@ template <class Mailbox, class Ids>
 inline void mailbox_put(Mailbox& box, Ids& ids, std::uint64_t slot_id) {  // the loop only: the ring has one producer
     if (!ids.push(slot_id)) mailbox_overflow(box);
 }
+// The same where several loops write one mailbox: the ring is for one of them at a time, and who finds another there does not wait.
+template <class Mailbox, class Ids>
+inline void mailbox_put_beside(Mailbox& box, Ids& ids, std::uint64_t slot_id) {
+    if (box.writing.exchange(1, std::memory_order_acquire) == 0) {
+        mailbox_put(box, ids, slot_id);
+        box.writing.store(0, std::memory_order_release);
+    } else {
+        mailbox_overflow(box);
+    }
+}
 template <class Mailbox>
 inline bool mailbox_to_wake(Mailbox& box) {  // after the notices of a batch: true if its reader sleeps
     return box.armed.exchange(0, std::memory_order_seq_cst);

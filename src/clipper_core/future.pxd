@@ -19,6 +19,7 @@ cdef class Future:
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
     cdef bint settled
+    cdef bint mixed                    # its tasks lie in several engines: who waits for it leads none
 
     cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; count: none is
     cdef bint is_done(self) noexcept nogil

@@ -15,8 +15,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from clipper_core.column cimport (Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
                                   column_states)
 from clipper_core.delivery cimport (MAILBOXES_MAX, DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead,
-                                    delivery_rouse, epoch_ends, mailbox_overflow, slot_boxes, slot_state, slot_try_cancel,
-                                    slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
+                                    delivery_ring, delivery_rouse, epoch_ends, mailbox_overflow, slot_boxes, slot_state,
+                                    slot_try_cancel, slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
 from clipper_core.dtype cimport F64
 from clipper_core.machine cimport atomic, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
@@ -139,6 +139,7 @@ cdef class Future:
         cdef DeliveryState* d = self.delivery.state
         cdef u32 epoch
         cdef u64 now, slice_us
+        cdef bint leads
         cdef int rc = 0
         waiter_enters(d[0])
         while True:
@@ -154,7 +155,10 @@ cdef class Future:
                 rc = 1
                 break
             slice_us = min(until_us - now, <u64> WAIT_SLICE_US)
-            if self._lead(until_us, now + slice_us) if delivery_lead(d) else futex_wait(&d.epoch, epoch, slice_us) != 0:
+            if self.mixed:
+                delivery_ring(d)
+            leads = not self.mixed and delivery_lead(d)
+            if self._lead(until_us, now + slice_us) if leads else futex_wait(&d.epoch, epoch, slice_us) != 0:
                 rc = 2
                 break
         waiter_leaves(d[0])

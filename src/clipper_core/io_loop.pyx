@@ -6,12 +6,12 @@ from posix.unistd cimport close, usleep
 
 from clipper_core.delivery cimport DeliveryState, delivery_open, delivery_ring, waiter_epoch, waiters_now
 from clipper_core.link cimport Link, link_pieces, link_room, link_sent, link_unsent
-from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
+from clipper_core.machine cimport (EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP,
                                    EPOLLIN, EPOLLOUT, aligned_new, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us,
                                    eventfd_drain, eventfd_signal, futex_wait, monotonic_us, passes_descriptors, relaxed,
                                    send_pieces, seq_cst, timer_slack_min, u8)
-from clipper_core.scheduler cimport (EngineState, engine_idle, engine_link, engine_lost, engine_open, engine_received,
-                                     engine_step)
+from clipper_core.scheduler cimport (ADOPT, HAND_OVER, Command, EngineState, LinkState, engine_given, engine_idle, engine_link,
+                                     engine_lost, engine_open, engine_order, engine_received, engine_slot, engine_step)
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, REPLICA_LOST, raise_for
 
 import os
@@ -106,7 +106,7 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
 
 cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept nogil:
     cdef int fd
-    cdef u32 _i, conn
+    cdef u32 _i
     for _i in range(ACCEPTS_MAX):
         fd = accept4(s.listeners[which], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
         if fd < 0 and (errno == EMFILE or errno == ENFILE):
@@ -114,14 +114,19 @@ cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept 
             return
         if fd < 0:
             return
-        conn = engine_open(e, fd, now_us)
-        if conn == 0:
-            close(fd)
-            continue
-        engine_link(e, conn).passes = passes_descriptors(fd)
-        clipper_no_delay(fd)
-        engine_link(e, conn).remote = clipper_is_remote(fd)
-        _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
+        _open(s, e, fd, now_us)
+
+
+cdef u32 _open(LoopState* s, EngineState* e, int fd, u64 now_us) noexcept nogil:
+    cdef u32 conn = engine_open(e, fd, now_us)
+    if conn == 0:
+        close(fd)
+        return 0
+    engine_link(e, conn).passes = passes_descriptors(fd)
+    clipper_no_delay(fd)
+    engine_link(e, conn).remote = clipper_is_remote(fd)
+    _watch(s, EPOLL_CTL_ADD, fd, EPOLLIN, conn)
+    return conn
 
 
 cdef void _turn_away(LoopState* s, u32 which) noexcept nogil:
@@ -169,6 +174,44 @@ cdef void _flush(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
     while e.closing.size():
         _close(s, e, e.closing.back(), OK, now_us)
         e.closing.pop_back()
+
+
+# -- to and from other engines -----------------------------------------------------------------------------------------
+
+cdef void _hand_over(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
+    cdef LinkState* slot = engine_slot(e, command.conn)
+    cdef int fd
+    if slot == NULL or slot.replica != NULL or slot.link.closing or slot.link.rx_at + slot.link.rx_frame != slot.link.rx_len:
+        free(command.data)
+        if slot != NULL and slot.replica == NULL:
+            _close(s, e, command.conn, BAD_FRAME, now_us)       # it has sent more than a HELLO before it was welcome
+        return
+    fd = slot.link.fd
+    _watch(s, EPOLL_CTL_DEL, fd, 0, 0)          # it stays open: epoll would not forget it
+    engine_lost(e, command.conn, OK, now_us)
+    command.kind = ADOPT
+    command.fd = fd
+    if not engine_order(<EngineState*> command.to, command):
+        free(command.data)
+        close(fd)
+
+
+cdef void _adopt(LoopState* s, EngineState* e, Command* command, u64 now_us) noexcept nogil:
+    cdef u32 conn = _open(s, e, command.fd, now_us)
+    if conn and not engine_given(e, conn, <const u8*> command.data, command.nbytes, now_us):
+        _close(s, e, conn, BAD_FRAME, now_us)
+    free(command.data)
+
+
+cdef void _move(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    cdef Command command
+    while e.moves.size():
+        command = e.moves.back()
+        e.moves.pop_back()
+        if command.kind == HAND_OVER:
+            _hand_over(s, e, &command, now_us)
+        else:
+            _adopt(s, e, &command, now_us)
 
 
 # -- the turn ----------------------------------------------------------------------------------------------------------
@@ -235,6 +278,8 @@ cdef int _sleep(LoopState* s, EngineState* e, epoll_event* events, u64 until_us,
 
 cdef void _step(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
     s.until_us = engine_step(e, now_us)
+    if e.moves.size():
+        _move(s, e, now_us)
     _flush(s, e, now_us)
     s.steps.fetch_add(1, relaxed)
 

@@ -44,7 +44,6 @@ cdef class Model:
                         u32 slot) noexcept nogil
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
-    cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil
     cdef Status _shut(self) noexcept nogil
     cdef int _wait_for_room(self, int klass, u64 until) except -1
     cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block, u32 slot) except -1

@@ -12,8 +12,8 @@ import numpy as np
 from clipper_core.admission cimport gate_finish_us, gate_probe
 from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
-from clipper_core.dtype cimport ANY, F32, F64, STR, itemsize
-from clipper_core.delivery cimport block_drop, slot_fill, slots_claim
+from clipper_core.dtype cimport ANY, F64, STR, all_finite, itemsize
+from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
@@ -33,12 +33,8 @@ cdef extern from "Python.h":
 cdef extern from *:
     """
     static inline int clipper_log2(unsigned long long n) { return 63 - __builtin_clzll(n | 1); }
-    static inline int clipper_finite64(double x) { return __builtin_isfinite(x); }
-    static inline int clipper_finite32(float x) { return __builtin_isfinite(x); }
     """
     int log2_of "clipper_log2"(u64 n) noexcept nogil
-    bint finite64 "clipper_finite64"(double x) noexcept nogil
-    bint finite32 "clipper_finite32"(float x) noexcept nogil
 
 cdef u64 SLO_MAX_US = <u64> 1 << (LANE_CLASSES - 1)
 
@@ -210,7 +206,7 @@ cdef class Model:
             array = self._array_of(x)
         if not self._fits(array):
             raise self._refuse(x, None)
-        if self.state.finite and not self._finite(cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array)):
+        if self.state.finite and not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array)):
             raise self._refuse(x, "it holds NaN or an infinity, and this model was deployed with finite=True")
         return array
 
@@ -261,18 +257,6 @@ cdef class Model:
         if self.typenum < 0 or not self.shape:
             return name
         return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
-
-    cdef bint _finite(self, const void* row, u64 nbytes) noexcept nogil:
-        cdef u64 i
-        if self.state.spec.dtype == F64:
-            for i in range(nbytes // 8):
-                if not finite64((<const double*> row)[i]):
-                    return False
-        elif self.state.spec.dtype == F32:
-            for i in range(nbytes // 4):
-                if not finite32((<const float*> row)[i]):
-                    return False
-        return True
 
     # -- submitting
 
@@ -339,13 +323,19 @@ cdef class Model:
         cdef Key key
         cdef Value value
         cdef Status status = OK
+        cdef DeliveryState* d = self.engine.state.delivery
+        cdef DeliveryState* home = home_of(d, block)
         if not self._look_up(row, nbytes, salt, &key, &value):
+            if home != d:
+                d.guests.fetch_add(1, relaxed)
             status = self._queue(row, nbytes, &key, slo_us, self._now_us() if now == 0 else now, block, slot)
             if status == OK:
                 return OK
+            if home != d:
+                d.guests.fetch_sub(1, relaxed)
             count(&self.state.tally.refused[<u32> status], 1)
-        slot_fill(self.engine.state.delivery, block, slot, status, &value)
-        block_drop(self.engine.state.delivery, block, 1)
+        slot_fill(home, block, slot, status, &value)
+        block_drop(home, block, 1)
         return status
 
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra):
@@ -418,14 +408,15 @@ cdef class Model:
 
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1:
         """Slots that will have no task end here."""
+        cdef DeliveryState* home = home_of(self.engine.state.delivery, block)
         cdef Value nothing
         cdef u32 i
         nothing.word = 0
         nothing.tag = TAG_NONE
         for i in range(first, end):
             count(&self.state.tally.refused[<u32> CANCELLED], 1)
-            slot_fill(self.engine.state.delivery, block, i, CANCELLED, &nothing)
-            block_drop(self.engine.state.delivery, block, 1)
+            slot_fill(home, block, i, CANCELLED, &nothing)
+            block_drop(home, block, 1)
         return 0
 
     def _rows(self, rows):
@@ -514,7 +505,8 @@ cdef class Model:
 
 
 def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=None):
-    """One future over the same input on several models of one engine: task i is models[i]'s. Threads: any."""
+    """One future over the same input on several models, of one engine or of engines that know each other: task i is models[i]'s.
+    Threads: any."""
     if not models:
         raise_for(BAD_INPUT, "predict_all was given no models")
     cdef Model model = models[0]
@@ -527,9 +519,11 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef vector[const void*] rows
     cdef vector[u64] sizes
     cdef list _keep = []
+    cdef bint mixed = False
     if n == 1:
         return model._predict(x, slo, salt, finish, extra)
     for i in range(n):                          # every row is checked before the first is submitted
+        mixed |= _is_elsewhere(models[i], model)
         _keep.append((<Model> models[i])._row(x, &row, &nbytes))
         rows.push_back(row)
         sizes.push_back(nbytes)
@@ -538,6 +532,8 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     future = future_new(model.engine.delivery, block, slot, n, finish, extra)
     for i in range(n):
         (<Model> models[i])._submit(rows[i], sizes[i], salt, slo, 0, block, slot + i)
+    if mixed:
+        _mix(future, models)
     return future
 
 
@@ -546,13 +542,15 @@ def _array_of_one(Future future):
 
 
 def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra=None):
-    """One future over the same rows on several models of one engine: task j * n + i is row i on models[j]. Threads: any.
+    """One future over the same rows on several models, of one engine or of engines that have met: task j * n + i is row i on
+    models[j]. Threads: any.
 
     `rows`: an array of shape (n, *shape), or a sequence of inputs. See Model.predict_many.
     """
     if not models:
         raise_for(BAD_INPUT, "predict_rows was given no models")
     cdef Model model = models[0]
+    cdef bint mixed = any([_is_elsewhere(each, model) for each in models])
     cdef list checked = [(<Model> each)._rows(rows) for each in models]
     cdef u64 slo = slo_of(slo_us, model.slo_us)
     cdef u64 n = len(checked[0]), now = model._now_us(), until = monotonic_us() + slo
@@ -570,7 +568,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     future = future_new(model.engine.delivery, block, slot, <u32> (n * len(models)), finish, extra)
     for j in range(len(models)):
         model = models[j]
-        if n >= PIECES_FROM and model.state.spec.row_bytes:
+        if n >= PIECES_FROM and model.state.spec.row_bytes and not mixed:      # a piece ends in slots of its own engine
             model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
             intakes.push_back(intake)
             continue
@@ -581,4 +579,22 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
             intakes_end(intakes, CANCELLED)
             raise
     intakes_feed(intakes, until)
+    if mixed:
+        _mix(future, models)
     return future
+
+
+cdef bint _is_elsewhere(Model model, Model first) except -1:
+    """Whether it is in another engine than the first."""
+    cdef DeliveryState* home = first.engine.state.delivery
+    cdef DeliveryState* d = model.engine.state.delivery
+    if d != home and d.peers[home.number] != home:
+        raise_for(BAD_INPUT, f"{model.name} and {first.name} are in engines that know nothing of each other")
+    return d != home
+
+
+cdef void _mix(Future future, tuple models):
+    """Nobody leads for it: the loops of its engines are called back."""
+    future.mixed = True
+    for model in models:
+        delivery_ring((<Model> model).engine.state.delivery)

@@ -32,6 +32,8 @@ cdef enum CommandKind:          # Python -> loop
     DRAIN = 3
     CLOSE_LINK = 4
     EXPECT = 5                  # of a model without a replica: none comes before when_us
+    HAND_OVER = 6               # a connection to the engine `to`, which hears its HELLO again; for the mover, as is
+    ADOPT = 7                   # the other side of it
 
 cdef struct Command:
     u32 kind
@@ -45,6 +47,8 @@ cdef struct Command:
     void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
     u64 nbytes
     u64 when_us
+    void* to                    # EngineState*
+    int fd
 
 cdef struct News:               # a notice on its way to Python, malloc'd; the reader frees it
     u32 kind
@@ -96,6 +100,7 @@ cdef cppclass EngineState:
     vector[u32]* writers        # conns with something to send, for the mover
     vector[u32]* closing        # conns to close once sent
     vector[u32]* hot            # models to look at in this step
+    vector[Command]* moves      # connections that go to a peer or come from one, for the mover
     Ring* commands
     u64 commands_head
     Spsc* news                  # News* as words
@@ -108,6 +113,7 @@ cdef cppclass EngineState:
     atomic[u64] now_us          # last time step was told
 
 # -- for its owner
+cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil       # False: full. Threads: any
 cdef void model_state_init(ModelState* m) noexcept nogil                             # m is all zeros
 cdef void model_state_free(ModelState* m) noexcept nogil
 
@@ -116,6 +122,7 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil         
 cdef LinkState* engine_slot(EngineState* e, u32 conn) noexcept nogil                 # NULL: gone
 cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil                      # NULL: gone
 cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept nogil   # False: close it
+cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_us) noexcept nogil   # copied; as received
 cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil  # the connection is closed
 cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil                      # when to step again at the latest
 cdef bint engine_idle(EngineState* e) noexcept nogil                                 # nothing new from other threads

@@ -15,9 +15,9 @@ from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_size
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, too_late)
 from clipper_core.delivery cimport delivery_flush
-from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, span_end,
-                                task_due_us)
-from clipper_core.link cimport link_free, link_new, link_next, link_received, link_send_frame, link_unsent
+from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
+                                span_end, task_due_us)
+from clipper_core.link cimport link_free, link_new, link_next, link_received, link_room, link_send_frame, link_unsent
 from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
@@ -176,6 +176,23 @@ cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept 
     return True
 
 
+cdef bint engine_given(EngineState* e, u32 conn, const u8* data, u64 n, u64 now_us) noexcept nogil:
+    cdef Link* link
+    cdef u8* at
+    cdef u64 room, taken, done = 0
+    while done < n:
+        link = engine_link(e, conn)
+        room = 0 if link == NULL else link_room(link, &at)
+        if room == 0:
+            return False
+        taken = min(room, n - done)
+        memcpy(at, data + done, taken)
+        if not engine_received(e, conn, taken, now_us):
+            return False
+        done += taken
+    return True
+
+
 cdef void _trust(EngineState* e, LinkState* slot) noexcept nogil:
     """It has been heard. A heartbeat does not answer a batch, though: who is overdue stays suspect."""
     if slot.replica != NULL and slot.replica.suspect and not replica_late(slot.replica):
@@ -212,12 +229,25 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
+cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil:
+    cdef u64 pos = 0
+    if not e.commands.cells.claim(&pos):
+        return False
+    memcpy(ring_row(e.commands, pos), command, sizeof(Command))
+    e.commands.cells.publish(pos)
+    lanes_wake(e.lanes)
+    return True
+
+
 cdef void _obey(EngineState* e, u64 now_us) noexcept nogil:
     cdef Command* command
     while e.commands.cells.published(e.commands_head):
         command = <Command*> ring_row(e.commands, e.commands_head)
-        _obey_one(e, command, now_us)
-        free(command.data)
+        if command.kind == HAND_OVER or command.kind == ADOPT:
+            e.moves.push_back(command[0])           # with its data
+        else:
+            _obey_one(e, command, now_us)
+            free(command.data)
         e.commands.cells.release(e.commands_head)
         e.commands_head += 1
 

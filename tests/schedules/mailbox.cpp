@@ -16,7 +16,7 @@ struct News : Scenario {
     bool batched;        // one wake-up for all slots, or one for each
     bool awake;          // the reader is, at first
     Block block{2};
-    Atomic<uint32_t> armed, overflow;
+    Atomic<uint32_t> armed, overflow, writing;
     EventFd fd{"the mailbox's eventfd"};
     clipper::Spsc<Model> ids;
     Atomic<uint64_t> words[2];
@@ -25,6 +25,7 @@ struct News : Scenario {
         : slots(n), cancels(c), size(s), planted(p), batched(b), awake(a), armed(!a) {
         name(armed, "armed");
         name(overflow, "overflow");
+        name(writing, "writing");
         ids.init(words, size);
         name(ids.head, "ids' head");
         name(ids.tail, "ids' tail");
@@ -34,13 +35,13 @@ struct News : Scenario {
     void wake() {
         if (clipper::mailbox_to_wake(*this)) fd.signal();
     }
-    void loop() {
+    void loop(bool beside = false, uint32_t from = 0, uint32_t to = 2) {
         bool dirty = false;
-        for (uint32_t i = 0; i < uint32_t(slots); ++i) {
+        for (uint32_t i = from; i < uint32_t(slots) && i < to; ++i) {
             uint32_t boxes = 0;
             if (!clipper::slot_try_end(block, i, kOk, value_of(i), 7, &boxes) || !boxes) continue;
             if (planted == woken_before_told) wake();
-            clipper::mailbox_put(*this, ids, i);
+            beside ? clipper::mailbox_put_beside(*this, ids, i) : clipper::mailbox_put(*this, ids, i);
             if (planted != woken_before_told && !batched) wake();
             dirty = true;
         }
@@ -124,6 +125,15 @@ BROKEN(News, "future ring", planted_woken_before_told, "a reader is woken before
        woken_before_told, false, false);
 BROKEN(News, "future ring", planted_asks_after_looking, "a reader looks at the slot before it asks for news of it", 1, 0, 2,
        asks_after_looking, false, false);
+
+// The loops of two engines end a slot of the same future each.
+struct Beside : News {
+    using News::News;
+    int threads() const override { return 3; }
+    void run(int t) override { t == 1 ? reader() : loop(true, uint32_t(t - 2), uint32_t(t - 1)); }
+};
+SCENARIO(Beside, "future ring", mailbox_beside, "two loops end a slot each", 2, 0, 2, nothing, true, false);
+SCENARIO(Beside, "future ring", mailbox_beside_awake, "the same, while the reader is awake at first", 2, 0, 2, nothing, true, true);
 
 // Two readers ask for news of one slot: whoever was told to wait is in the list that the loop tells.
 struct Asked : Scenario {

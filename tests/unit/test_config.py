@@ -106,7 +106,7 @@ def test_keyword_beats_environment_beats_file_beats_default(tmp_path: Path) -> N
     assert origins["server.state"] == "keyword state"
     assert origins["limits.tasks_max"] == "CLIPPER_LIMITS__TASKS_MAX"
     assert origins["models.svm.target"] == f"{path}:15"
-    assert "server.threads" not in origins
+    assert "server.engines" not in origins
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_default_from_the_environment_is_json_or_text(text: str, value: object
 
 
 def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPPER_SERVER__THREADS", "3")
-    assert load().server.threads == 3
+    monkeypatch.setenv("CLIPPER_SERVER__ENGINES", "3")
+    assert load().server.engines == 3
 
 
 def test_a_token_may_be_in_a_file_and_is_never_shown(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_lines_are_right_after_values_of_several_lines_and_for_dotted_keys(tmp_p
     assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:9: limits.models_max = 0")
     text = 'apps.digits.slo_ms = 5\n\napps."x.y".slo = 5\n'
     assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:3: unknown key 'slo' in [apps.x.y]")
-    text = 'server.state = "a\u2028b"\r\nserver.threads = 0\r\n'
-    assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:2: server.threads = 0")
+    text = 'server.state = "a\u2028b"\r\nserver.engines = 0\r\n'
+    assert refusal(write(tmp_path, text)).startswith(f"{tmp_path}/clipper.toml:2: server.engines = 0")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Containers come and go: who has dialled in, for which model, and who is turned away.
 
 One control thread reads what the engine has to tell. A HELLO is checked here, in Python (token, name, version, types), and
-answered by attaching the connection to its model or by a reason its container prints; the loop thread never waits for it.
+answered by attaching the connection to its model or by a reason its container prints; the loop thread never waits for it. All
+dial in at one engine; a container whose model another serves is handed over, and greeted again there.
 """
 
 import hmac
@@ -9,7 +10,7 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgpack
@@ -18,6 +19,7 @@ import msgspec
 from clipper.errors import ClipperError
 from clipper.types import Batching, InputType, VersionedModel, check_name
 from clipper_core.batcher import Batching as Mode
+from clipper_core.codec import Kind, encode_frame
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
 from clipper_core.scheduler import Notice
@@ -25,6 +27,7 @@ from clipper_core.status import Status
 
 _log = logging.getLogger(__name__)
 _HELLO_BYTES_MAX = 64 << 10
+_Line = tuple[Engine, int]  # a connection
 V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
 MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
 
@@ -51,10 +54,11 @@ class Hello(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A container that is connected: its connection and what it said."""
+    """A container that is connected: its connection, in which engine, and what it said."""
 
     conn: int
     hello: Hello
+    engine: Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Containers:
 
     def __init__(
         self,
-        engine: Engine,
+        engines: Iterable[Engine],
         token: str,
         heartbeat_ms: int,
         frame_bytes_max: int,
@@ -84,14 +88,14 @@ class Containers:
         changed: Callable[[VersionedModel], None] = lambda _: None,
         shared_memory: bool = True,
     ) -> None:
-        self._engine = engine
+        self._engines = tuple(engines)
         self._token = token.encode()
         self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max}
         self._find = find
         self._changed = changed
         self._shared_memory = shared_memory
-        self._greeted: dict[int, Hello] = {}  # let in, until the loop has attached them
-        self._replicas: dict[int, Replica] = {}
+        self._greeted: dict[_Line, Hello] = {}  # let in, until the loop has attached them
+        self._replicas: dict[_Line, Replica] = {}
         self._arrival = threading.Condition()
         self._stopping = False
         self._turned_away = 0
@@ -131,29 +135,34 @@ class Containers:
         """No new batches to the replicas of a model (or to one of them); goodbye after their last reply."""
         for one in self.of(model):
             if replica is None or one.hello.replica == replica:
-                self._engine.drain(one.conn)
+                one.engine.drain(one.conn)
 
     # -- the control thread
 
     def _run(self) -> None:
         poll = select.poll()
-        poll.register(self._engine.news_fd, select.POLLIN)
+        for engine in self._engines:
+            poll.register(engine.news_fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while not self._stopping:
             poll.poll()
-            for kind, conn, _, status, data in self._engine.news():
-                try:
-                    self._hear(kind, conn, status, data)
-                except Exception:  # news of one container must not stop the news of all
-                    _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
+            for engine in self._engines:
+                self._hear_all(engine)
 
-    def _hear(self, kind: Notice, conn: int, status: Status, data: bytes) -> None:
+    def _hear_all(self, engine: Engine) -> None:
+        for kind, conn, _, status, data in engine.news():
+            try:
+                self._hear(engine, kind, conn, status, data)
+            except Exception:  # news of one container must not stop the news of all
+                _log.exception("the news %s of connection %d could not be handled", kind.name, conn)
+
+    def _hear(self, engine: Engine, kind: Notice, conn: int, status: Status, data: bytes) -> None:
         if kind is Notice.SAID_HELLO:
-            self._greet(conn, data)
+            self._greet(engine, conn, data)
         elif kind is Notice.ATTACHED:
-            self._arrived(conn)
+            self._arrived(engine, conn)
         elif kind is Notice.GONE:
-            self._gone(conn, status)
+            self._gone((engine, conn), status)
         elif kind is Notice.TURNED_AWAY:
             self._count_turned_away()
 
@@ -163,21 +172,24 @@ class Containers:
         if self._turned_away & (self._turned_away - 1) == 0:
             _log.warning("limits.connections_max is reached: %d containers turned away so far", self._turned_away)
 
-    def _greet(self, conn: int, data: bytes) -> None:
+    def _greet(self, engine: Engine, conn: int, data: bytes) -> None:
         try:
             hello = self._read(data)
             seat = self._seat(hello)
         except Refused as refusal:
             _log.warning("a container was refused: %s", refusal)
-            self._engine.refuse(conn, str(refusal))
+            engine.refuse(conn, str(refusal))
             return
-        self._greeted[conn] = hello
+        if seat.model.engine is not engine:
+            engine.hand_over(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
+            return
+        self._greeted[engine, conn] = hello
         self._attach(conn, hello, seat)
 
-    def _arrived(self, conn: int) -> None:
-        hello = self._greeted.pop(conn)
+    def _arrived(self, engine: Engine, conn: int) -> None:
+        hello = self._greeted.pop((engine, conn))
         with self._arrival:
-            self._replicas[conn] = Replica(conn, hello)
+            self._replicas[engine, conn] = Replica(conn, hello, engine)
             self._arrival.notify_all()
         _log.info("container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid)
         self._changed(hello.id)
@@ -214,7 +226,7 @@ class Containers:
         batching = seat.batching
         size_max = min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
         shared = hello.shared and self._shared_memory
-        self._engine.attach(
+        seat.model.engine.attach(
             conn,
             seat.model.index,
             msgpack.packb({**self._welcome, "conn": conn, "crc": False, "shared": shared}),
@@ -229,10 +241,10 @@ class Containers:
             budget_share=batching.budget_share,
         )
 
-    def _gone(self, conn: int, status: Status) -> None:
-        self._greeted.pop(conn, None)
+    def _gone(self, line: _Line, status: Status) -> None:
+        self._greeted.pop(line, None)
         with self._arrival:
-            replica = self._replicas.pop(conn, None)
+            replica = self._replicas.pop(line, None)
             self._arrival.notify_all()
         if replica is None:
             return

@@ -1,10 +1,11 @@
-"""The Python face of the core engine: its loop thread, event loops that await its futures, and callbacks.
+"""The Python face of the core engines: their loop threads, event loops that await their futures, and callbacks.
 
-The loop thread never takes the GIL. An event loop hears of its awaited futures by one readable descriptor per batch of news;
+A loop thread never takes the GIL. An event loop hears of its awaited futures by one readable descriptor per batch of news;
 callbacks run on one thread, started when the first is asked for.
 """
 
 import asyncio
+import functools
 import logging
 import os
 import queue
@@ -50,40 +51,73 @@ _NO_LOOP: _Latest = ((lambda: None), None)
 
 
 class Dispatch:
-    """One engine and the threads that serve it. Threads: any."""
+    """Engines that have met and the threads that serve them: a loop thread each, and one for all callbacks. Threads: any."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.loop = IoLoop(engine)
-        self._thread = threading.Thread(target=self.loop.run, name="clipper-loop", daemon=True)
-        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MailboxReader] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._latest: _Latest = _NO_LOOP  # most programs have one event loop, or one at a time
+    def __init__(self, *engines: Engine) -> None:
+        self.engines = engines
+        self.loops = [IoLoop(engine) for engine in engines]
+        self._threads = [threading.Thread(target=loop.run, name="clipper-loop", daemon=True) for loop in self.loops]
         self._callbacks: _CallbackThread | None = None
         self._guard = threading.Lock()
-        engine.delivery.on_await = self._awaited
-        engine.delivery.on_callback = self._call_back
+        for i, engine in enumerate(engines):
+            engine.delivery.on_await = _Awaits(engine).awaited
+            engine.delivery.on_callback = functools.partial(self._call_back, i)
         _live.add(self)
 
+    @property
+    def loop(self) -> IoLoop:
+        """The first engine's loop: where containers dial in."""
+        return self.loops[0]
+
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End every open task with CLOSED and join the threads. Idempotent."""
-        self.loop.stop()
-        if self._thread.is_alive():
-            self._thread.join()
-        self.loop.close_connections()
-        self.engine.finish()
+        for loop, thread in zip(self.loops, self._threads, strict=True):
+            loop.stop()
+            if thread.is_alive():
+                thread.join()
+        for loop in self.loops:
+            loop.close_connections()
+        for engine in self.engines:  # a future may have tasks in several: all of them end before any engine is dead
+            engine.end_tasks()
+        for engine in self.engines:
+            engine.finish()
         with self._guard:
             callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             callbacks.stop()
-        self.engine.delivery.on_await = None
-        self.engine.delivery.on_callback = None
+        for engine in self.engines:
+            engine.delivery.on_await = None
+            engine.delivery.on_callback = None
 
-    def _awaited(self, future: Future) -> "asyncio.Future[None]":
+    def snapshot(self) -> dict[str, int]:
+        """What the loops have done so far: `IoLoop.snapshot()`, summed; of `late_us_max` the largest."""
+        each = [loop.snapshot() for loop in self.loops]
+        return {key: (max if key.endswith("_max") else sum)(one[key] for one in each) for key in each[0]}
+
+    def _call_back(self, which: int, future: Future, fn: Callable[[Future], object]) -> None:
+        with self._guard:
+            if self._callbacks is None:
+                self._callbacks = _CallbackThread(self.engines)
+            added = self._callbacks.mailboxes[which].add(future, fn)
+        if not added:
+            _run(fn, future)
+
+
+class _Awaits:
+    """The event loops that await futures of one engine. Threads: any."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._delivery = engine.delivery
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MailboxReader] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._latest: _Latest = _NO_LOOP  # most programs have one event loop, or one at a time
+
+    def awaited(self, future: Future) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
         its_loop, mailbox = self._latest
         if mailbox is None or its_loop() is not loop:
@@ -97,18 +131,10 @@ class Dispatch:
         self._latest = _NO_LOOP  # a loop that is gone must not hold its mailbox: their number is limited
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
-            mailbox = self._mailboxes[loop] = MailboxReader(self.engine.delivery)
+            mailbox = self._mailboxes[loop] = MailboxReader(self._delivery)
             loop.add_reader(mailbox.fd, _resolve, mailbox)
         self._latest = weakref.ref(loop), mailbox
         return mailbox
-
-    def _call_back(self, future: Future, fn: Callable[[Future], object]) -> None:
-        with self._guard:
-            if self._callbacks is None:
-                self._callbacks = _CallbackThread(self.engine)
-            added = self._callbacks.mailbox.add(future, fn)
-        if not added:
-            _run(fn, future)
 
 
 def _run(fn: Callable[[Future], object], future: Future) -> None:
@@ -127,8 +153,8 @@ def _resolve(mailbox: MailboxReader) -> None:
 class _CallbackThread:
     """Runs done-callbacks, one after another. A callback that raises is logged and harms no other."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.mailbox = MailboxReader(engine.delivery)
+    def __init__(self, engines: Iterable[Engine]) -> None:
+        self.mailboxes = [MailboxReader(engine.delivery) for engine in engines]
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="clipper-callbacks", daemon=True)
@@ -136,15 +162,17 @@ class _CallbackThread:
 
     def _run(self) -> None:
         poll = select.poll()
-        poll.register(self.mailbox.fd, select.POLLIN)
+        for mailbox in self.mailboxes:
+            poll.register(mailbox.fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while not self._stopping:
             poll.poll()
             self._deliver()
 
     def _deliver(self) -> None:
-        for future, fn in self.mailbox.drain():
-            _run(fn, future)
+        for mailbox in self.mailboxes:
+            for future, fn in mailbox.drain():
+                _run(fn, future)
 
     def stop(self) -> None:
         self._stopping = True
@@ -172,9 +200,10 @@ def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Ite
 def _dead_after_fork() -> None:
     """A fork has no loop thread: everything in flight, and every later call, ends with ForkedProcess."""
     for dispatch in list(_live):
-        dispatch.engine.kill(Status.FORKED)
-        dispatch.engine.delivery.on_await = _refuse_in_fork
-        dispatch.engine.delivery.on_callback = _refuse_in_fork
+        for engine in dispatch.engines:
+            engine.kill(Status.FORKED)
+            engine.delivery.on_await = _refuse_in_fork
+            engine.delivery.on_callback = _refuse_in_fork
 
 
 def _refuse_in_fork(*_: object) -> NoReturn:

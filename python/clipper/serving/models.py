@@ -2,12 +2,12 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from clipper.config import Config, Limits
+from clipper.config import Limits
 from clipper.serving.containers import Seat
 from clipper.types import InputType, Model, VersionedModel
 from clipper_core.engine import Engine
@@ -24,10 +24,10 @@ class Running:
 
 
 class RunningModels:
-    """Threads: any."""
+    """Threads: any. `engine_of` gives the engine that serves the model of a name."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
-        self._engine = engine
+    def __init__(self, engine_of: Callable[[str], Engine], limits: Limits) -> None:
+        self._engine_of = engine_of
         self._limits = limits
         self._uids = itertools.count(1)
         self._guard = threading.Lock()
@@ -60,7 +60,7 @@ class RunningModels:
     def _make(self, model: Model) -> CoreModel:
         output = InputType.parse(model.output)
         core = CoreModel(
-            self._engine,
+            self._engine_of(model.name),
             str(model.id),
             next(self._uids),
             model.input.dtype,
@@ -97,20 +97,3 @@ def _infer(value: object) -> tuple[str, tuple[int, ...]]:
     """The type of a model that nobody stated: that of its first input."""
     found = InputType.infer(value)
     return found.dtype, row_shape(found)
-
-
-def engine_of(config: Config) -> Engine:
-    limits = config.limits
-    return Engine(
-        cache_bytes_max=limits.cache_bytes_max,
-        cache_policy=config.server.cache_policy,
-        tasks_max=limits.tasks_max,
-        queue_bytes_max=limits.queue_bytes_max,
-        frame_bytes_max=limits.frame_bytes_max,
-        rows_max=limits.batch_size_max,
-        output_bytes_max=limits.output_bytes_max,
-        links_max=limits.connections_max,
-        models_max=limits.models_max,
-        heartbeat_ms=config.server.heartbeat_ms,
-        compression=config.server.compression,
-    )

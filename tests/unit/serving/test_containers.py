@@ -19,7 +19,7 @@ class Node:
         self.engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
         self.model = Model(self.engine, "m:1", 1, "f64", (4,))
         self.batching, self.changes = batching, []
-        self.containers = Containers(self.engine, "secret", 500, 1 << 20, self.find, self.changes.append)
+        self.containers = Containers([self.engine], "secret", 500, 1 << 20, self.find, self.changes.append)
         self.containers.start()
 
     def find(self, hello):

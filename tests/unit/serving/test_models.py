@@ -17,7 +17,8 @@ def record(name="m", version=1, **fields):
 
 @pytest.fixture
 def running():
-    return RunningModels(Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024), Limits())
+    engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
+    return RunningModels(lambda _: engine, Limits())
 
 
 def test_one_for_each_record(running):
