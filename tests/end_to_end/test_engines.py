@@ -264,10 +264,3 @@ def test_more_engines_than_cores_is_a_note(monkeypatch, caplog, tmp_path: Path):
         assert len(server._engines) == 1
     assert "server.engines = 3" in caplog.text
     assert "1 cores" in caplog.text
-
-
-def test_what_bounds_a_server_is_shared_out(start):
-    alone = clipper.start(**QUICK, engines=1, limits={"cache_bytes_max": 8 << 20})
-    one = alone.stats()["cache"]["bytes"]
-    alone.close()
-    assert start(limits={"cache_bytes_max": 8 << 20}).stats()["cache"]["bytes"] <= one

@@ -5,6 +5,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -127,6 +128,11 @@ def test_a_lone_caller_of_both_and_of_each(pair: Pair, stress: int) -> None:
             assert right((model,), model.predict(row(serial)).result(30), serial)
         models = asked(pair, rng)
         assert right(models, predict_all(models, row(serial)).result(30), serial)
+    for loop, name in zip(pair.dispatch.loops, (b"a0", b"b1"), strict=True):  # each is led by a lone caller again
+        before, give_up = loop.snapshot()["led"], time.monotonic() + 20
+        while loop.snapshot()["led"] == before and time.monotonic() < give_up:
+            pair.models[name].predict(row(1)).result(30)
+        assert loop.snapshot()["led"] > before
 
 
 def test_event_loops_callbacks_and_blocked_threads(pair: Pair, stress: int) -> None:
@@ -196,3 +202,33 @@ def test_a_mailbox_that_two_loops_write_at_once(pair: Pair, stress: int) -> None
             done += got
     assert done > 0
     assert len(mailbox) == 0
+
+
+@pytest.mark.parametrize(("name", "more"), [(b"b1", b"\x01" * 10), (b"d1", encode_frame(Kind.HELLO, b"d1")[:40])])
+def test_who_says_more_than_hello_is_not_handed_over(pair: Pair, name: bytes, more: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as container:
+        container.settimeout(10)
+        container.connect(pair.path)
+        container.sendall(encode_frame(Kind.HELLO, name) + more)
+        control = threading.Thread(target=lambda: [pair.attach() or threading.Event().wait(0.01) for _ in range(20)])
+        control.start()
+        assert container.recv(1) == b""
+        control.join()
+
+
+def test_who_is_gone_before_it_is_handed_over(pair: Pair) -> None:
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as container:
+            container.connect(pair.path)
+            container.sendall(encode_frame(Kind.HELLO, b"b1"))
+    pair.connect(b"d1")
+    assert right((pair.models[b"b1"],), pair.models[b"b1"].predict(row(1)).result(30), 1)
+
+
+def test_what_is_handed_over_no_longer_wakes_the_first_loop(pair: Pair) -> None:
+    steps = [loop.snapshot()["steps"] for loop in pair.dispatch.loops]
+    for serial in range(300):
+        assert right((pair.models[b"b1"],), pair.models[b"b1"].predict(row(serial)).result(30), serial)
+    first, second = (loop.snapshot()["steps"] - n for loop, n in zip(pair.dispatch.loops, steps, strict=True))
+    assert second >= 300
+    assert first < 100
