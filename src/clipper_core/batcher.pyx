@@ -60,6 +60,7 @@ cdef enum:
     PROBE_US_MIN = 1000      # takes, does so sooner: half of its time is the most that a try may cost
     SLACK_US = 500           # a held batch leaves this much earlier than it must: the loop wakes late
     SECOND_ROWS_MIN = 64
+    GROW_ROWS_MAX = 128
     BUCKETS = 24
 
 cdef double DECAY = 15.0 / 16
@@ -108,8 +109,9 @@ cdef u32 batcher_size(const Batcher* b, u32 queued) noexcept nogil:
 
 
 cdef bint _growing(const Batcher* b) noexcept nogil:
-    """The batch in flight, if it was full, will about double the limit."""
-    if b.limit >= b.config.size_max or b.config.mode == STATIC:
+    """The batch in flight, if it was full, will about double the limit. Past GROW_ROWS_MAX there is little to gain by waiting,
+    and an array whose rows are all due together would lose its last and longest batch to a pause."""
+    if b.limit >= min(b.config.size_max, <u32> GROW_ROWS_MAX) or b.config.mode == STATIC:
         return False
     # near the budget a row would be promised the batch of now and sent in one twice as long
     if _known(b) and b.fit_a + 2 * b.fit_b * b.limit > 0.7 * _budget_us(b, b.slo_us):

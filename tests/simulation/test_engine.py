@@ -100,9 +100,10 @@ def test_arrays_among_queries(seed: int) -> None:
     world.check_rest()
 
 
-def test_an_array_larger_than_can_be_done_in_time_gets_what_can_be_done() -> None:
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_an_array_larger_than_can_be_done_in_time_gets_what_can_be_done(seed: int) -> None:
     """All its rows are due together: as many as the container manages by then are answered, the rest are dropped, none late."""
-    world = World(1)
+    world = World(seed)
     kin = world.model("m", cached=False)
     Container(world, kin, a_us=500, b_us=10)
     world.pass_us(1_000)
