@@ -76,7 +76,20 @@ class Exp3(Bandit):
         return log_mean(rows)
 
 
-class SquareCB(Bandit):
+class ByMean(Bandit):
+    """Those whose first two columns are a model's mean loss and how often it was seen."""
+
+    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
+        return mean_accuracy(state, model)
+
+    def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
+        return merged_means(base, mine, theirs)
+
+    def standing(self, state: Learned) -> Array:
+        return -state.rows[:, 0]
+
+
+class SquareCB(ByMean):
     """Inverse gap weighting: a model is asked with probability 1 / (K + gamma x its excess loss), the best with the rest.
 
     gamma: width; larger explores less.  rate: of the exponential mean of losses.  drift: how fast the mean of a model that is not
@@ -97,17 +110,8 @@ class SquareCB(Bandit):
         )  # fmt: skip
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
-        return mean_accuracy(state, model)
 
-    def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        return merged_means(base, mine, theirs)
-
-    def standing(self, state: Learned) -> Array:
-        return -state.rows[:, 0]
-
-
-class EpsilonGreedy(Bandit):
+class EpsilonGreedy(ByMean):
     """The best model so far, and with probability epsilon any of them.
 
     Cost: one model a query, 50 ns.  Use: as a baseline, or where the share of exploration must be exact.
@@ -123,15 +127,6 @@ class EpsilonGreedy(Bandit):
             RuleKind.GREEDY, share=within("epsilon", epsilon, 0.0, 1.0), discount=within("rate", rate, 1e-6, 1.0)
         )
         self.shadow = within("shadow", shadow, 0.0, 1.0)
-
-    def _accuracy(self, state: Learned, model: VersionedModel) -> float:
-        return mean_accuracy(state, model)
-
-    def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
-        return merged_means(base, mine, theirs)
-
-    def standing(self, state: Learned) -> Array:
-        return -state.rows[:, 0]
 
 
 class Thompson(Bandit):
