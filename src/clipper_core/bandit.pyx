@@ -248,7 +248,7 @@ cdef void _learn_gap(const RuleState* rule, double* rows, u32 k, const double* l
 
     Without the drift, a model that failed once is asked too seldom to be seen to have recovered: its mean must come down by its
     own few answers. With it, each that was good in the long run gets another chance after a while, and loses it after some 50
-    bad answers. In the world of Figure 8 a prototype went from .244 to .229 with it (40 seeds); bench/paper/figure8.py has that world.
+    bad answers. In the world of Figure 8 (bench/paper/figure8.py) a prototype went from .244 to .229 with it, over 40 seeds.
     """
     cdef u32 i
     cdef double lost
