@@ -6,6 +6,7 @@ which labels were seen, and how often answers given with a confidence were right
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class _Written(msgspec.Struct, array_like=True):
     sure: bytes
 
 
-class LearningPolicy:
+class LearningPolicy(ABC):
     """Threads: any. What a policy that learns adds: `rule`, `fresh`, select and combine."""
 
     name: ClassVar[str]
@@ -151,9 +152,9 @@ class LearningPolicy:
 
     # -- confidence
 
+    @abstractmethod
     def raw_confidence(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> tuple[Any, float]:
         """-> what would be answered, and how sure the policy is before calibration."""
-        raise NotImplementedError
 
     def sureness(self, state: Learned, raw: float) -> float:
         """`raw` as experience has it: the share of answers given with it that were right."""

@@ -194,7 +194,7 @@ def _packed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         array = _Array(value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
         return msgspec.msgpack.Ext(NDARRAY, msgspec.msgpack.encode(array))
-    raise NotImplementedError(f"no feedback record holds a {type(value).__name__}")
+    raise TypeError(f"no feedback record holds a {type(value).__name__}")
 
 
 def _unpacked(code: int, data: memoryview) -> Any:

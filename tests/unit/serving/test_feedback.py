@@ -131,3 +131,9 @@ def test_an_observation_is_written_and_read(a: object, label: object, p: float, 
 def test_bytes_of_something_else_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no record of feedback"):
         read(data)
+
+
+def test_an_output_that_no_model_gives_is_not_written(learner: Learner) -> None:
+    seen = Observation(Plan((A,)), {A: Prediction(object())}, Truth(1))
+    with pytest.raises(TypeError, match="no feedback record holds a object"):
+        written(learner, "", seen)
