@@ -48,7 +48,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__init__", "__main__"),
 )
-CORE_USERS = {"serving", "params", "selection", "metrics", "server", "__init__"}
+CORE_USERS = {"serving", "manage", "params", "selection", "metrics", "server", "__init__"}
 SDK_USERS = {"deploy", "server", "cli", "demo"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 

@@ -1,0 +1,361 @@
+"""Models of a server and the containers that run them: started, followed, restarted, drained, stopped.
+
+A version is numbered and packed at once, and becomes the latest only when its containers are connected: until then queries go
+on to the one before.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from clipper.catalog import Catalog
+from clipper.config import Config, ServerSettings
+from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent
+from clipper.deploy.package import pack
+from clipper.deploy.process import ProcessDeployer, RestartPolicy
+from clipper.errors import DeployFailed, InvalidInput, ShuttingDown, UnknownModel
+from clipper.serving.containers import Containers, Hello, Seat
+from clipper.serving.engines import Engines
+from clipper.serving.models import Running, RunningModels, row_shape
+from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
+from clipper.state_dir import StateDir
+from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
+from clipper_core.model import Model as CoreModel
+
+_log = logging.getLogger(__name__)
+_DRAIN_POLL_S = 0.002
+_QUIET_S = 0.025
+
+
+class Deployment:
+    """Threads: any. address: -> where containers dial in."""
+
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        engines: Engines,
+        running: RunningModels,
+        folder: StateDir,
+        token: str,
+        address: Callable[[], str],
+    ) -> None:
+        self.config = config
+        self.catalog = catalog
+        self._engines = engines
+        self._running = running
+        self._dir = folder
+        self._token = token
+        self._address = address
+        self._closed = False
+        self.containers = Containers(
+            engines,
+            token,
+            config.server.heartbeat_ms,
+            config.limits.frame_bytes_max,
+            self._seat_of,
+            self._came_or_went,
+            shared_memory=config.server.shared_memory,
+        )
+        self._expected = Expected(self._expect, engines.now_us)
+        self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
+        self._changing = threading.Lock()  # how many replicas a model has
+        self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
+        self._failures: dict[VersionedModel, str] = {}
+        self._numbering = threading.Lock()  # from the choice of a version to its place in _running
+
+    # -- life
+
+    def start(self) -> None:
+        self.containers.start()
+        self._scaling.start()
+
+    def resume(self, model: Model) -> None:
+        """A model of the catalog is served again."""
+        self._running.ensure(model)
+        self._start_replicas(model)
+
+    def refuse_new(self) -> None:
+        self._closed = True
+        self._scaling.stop()
+
+    def stop(self) -> None:
+        """The containers go; `containers` itself is stopped once the loops have ended."""
+        self.containers.leaving = True
+        self._deployer.close()
+
+    # -- verbs
+
+    def deploy(
+        self,
+        name: str,
+        model: Any,
+        version: int | None,
+        code: Sequence[str],
+        input: str | InputType | None,
+        wait: bool,
+        **settings: Any,
+    ) -> Running:
+        """See ClipperServer.deploy; settings: of the record."""
+        with self._numbering:
+            record = _replace(self._record(name, model, version, code, input), **settings)
+            running = self._running.ensure(record)
+        try:
+            self._start_replicas(record)
+            if wait and record.replicas:
+                self._await_replicas(record)
+            self.catalog.register(record)
+        except BaseException:
+            self._deployer.stop(record.name, record.version)
+            self._running.forget(record.id)
+            raise
+        return running
+
+    def core_of(self, model: Model) -> CoreModel:
+        return (self._running.get(model.id) or self._running.ensure(model)).core
+
+    def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
+        """Start or stop containers until `replicas` of a version run, or within these bounds as many as the load asks for."""
+        least, most = replica_bounds(str(name), replicas, self.config.limits.replicas_max)
+        with self._changing:
+            model = self.catalog.view.model(name)
+            self._running.ensure(self.catalog.set_replicas(model.id, least, most))
+            count = min(max(self._scaling.wanted(model.id, least), least), most) if most else least
+            self._scale_to(model, count)
+
+    def _scale_to(self, model: Model, count: int) -> None:
+        """Under `_changing`. Numbers from `count` on are drained, then stopped; those below it are started."""
+        mine = [s for s in self._deployer.list() if (s.name, s.version) == (model.name, model.version)]
+        for number in sorted(s.replica for s in mine if s.replica >= count and s.state != "stopped"):
+            self.containers.drain(model.id, number)
+            self._deployer.stop(model.name, model.version, number)
+        self._start_replicas(_replace(model, replicas=count))
+
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
+        """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
+        model = self.catalog.retire_model(name, force=force)
+        self._await_quiet(model.id)
+        with self._changing:
+            self.containers.drain(model.id)
+            self._deployer.stop(model.name, model.version)
+            self._running.forget(model.id)
+
+    def _await_quiet(self, id_: VersionedModel) -> None:
+        """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread that looked the model up
+        just before it was retired is yet to ask."""
+        running = self._running.get(id_)
+        until = time.monotonic() + self.config.server.drain_s
+        quiet = time.monotonic()
+        while running and self.containers.of(id_) and quiet < until and time.monotonic() - quiet < _QUIET_S:
+            time.sleep(_DRAIN_POLL_S)
+            queued = running.core.engine.snapshot()["models"][running.core.index]["queued"]
+            replicas = [replica.engine.replica(replica.conn) for replica in self.containers.of(id_)]
+            if queued or any(replica and replica["in_flight"] for replica in replicas):
+                quiet = time.monotonic()
+
+    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
+        """The last lines a container wrote."""
+        model = self.catalog.view.model(name)
+        try:
+            return self._deployer.logs(model.name, model.version, replica)
+        except KeyError:
+            raise UnknownModel(f"no container {model.id}/{replica} was started here.") from None
+
+    # -- looking in
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, by `name:version`."""
+        by_place = {(row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]}
+        models = {}
+        for running in self._running:
+            counters = by_place.get(self._engines.place_of(running.core))
+            if counters is None:  # deployed just now
+                continue
+            replicas = self._replica_stats(running)
+            wanted = self._scaling.wanted(running.model.id, running.model.replicas)
+            has = sum(replica["state"] == "ready" for replica in replicas)
+            near = running.core.similar
+            models[str(running.model.id)] = {
+                **counters, "replicas": replicas, "wanted": wanted, "has": has,
+                **({"similar": near.stats()} if near is not None else {}),
+            }  # fmt: skip
+        return models
+
+    def _replica_stats(self, running: Running) -> list[dict[str, Any]]:
+        rows: dict[tuple[int, int], dict[str, Any]] = {}  # by number and pid: two started elsewhere may have one number
+        for replica in self.containers.of(running.model.id):
+            batcher = replica.engine.replica(replica.conn)
+            if batcher is not None:
+                key = replica.hello.replica, replica.hello.pid
+                rows[key] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
+        for status in self._deployer.list():
+            if (status.name, status.version) == (running.model.name, running.model.version):
+                row = rows.setdefault(
+                    (status.replica, status.pid),
+                    {"number": status.replica, "pid": status.pid, "state": str(status.state)},
+                )
+                row |= {"restart_count": status.restart_count, "detail": status.detail}
+        return [rows[key] for key in sorted(rows)]
+
+    # -- records and containers
+
+    def _record(
+        self, name: str, model: Any, version: int | None, code: Sequence[str], input: str | InputType | None
+    ) -> Model:
+        chosen = self._next_version(name) if version is None else version
+        if not isinstance(chosen, int) or not 1 <= chosen <= VERSION_MAX:
+            raise InvalidInput(f"version={version!r} of model {name!r}: a whole number from 1, or None for the next.")
+        id_ = VersionedModel(name, chosen)
+        if id_ in self._running.ids() or any(known.id == id_ for known in self.catalog.view.versions.get(name, ())):
+            self.catalog.refuse_existing(id_)
+        package = pack(model, name, chosen, self._dir.models, [code] if isinstance(code, str) else code)
+        type_ = type_of(input or package.input or "any")
+        return Model(name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code)
+
+    def _next_version(self, name: str) -> int:
+        taken = [model.version for model in self.catalog.view.versions.get(name, ())]
+        taken += [id_.version or 0 for id_ in self._running.ids() if id_.name == name]
+        return max(taken, default=0) + 1
+
+    def _start_replicas(self, model: Model) -> None:
+        self._failures.pop(model.id, None)
+        if not model.target:
+            return
+        alive = {(s.name, s.version, s.replica) for s in self._deployer.list() if s.state not in ("stopped", "failed")}
+        spec = self._spec(model)
+        for number in range(model.replicas):
+            if (model.name, model.version, number) not in alive:
+                self._deployer.start(spec, number)
+
+    def _spec(self, model: Model) -> ContainerSpec:
+        cores = os.cpu_count() or 1
+        return ContainerSpec(
+            name=model.name,
+            version=model.version,
+            target=model.target,
+            sha256=model.sha256,
+            input=str(model.input),
+            output=model.output,
+            connect=self._address(),
+            token=self._token,
+            threads=self.config.server.model_threads or max(1, cores // max(1, model.replicas)),
+            retry_singly=model.retry_singly,
+            row_by_row=model.row_by_row,
+            pad=model.batching.size_max if model.batching.pad else 0,
+            code=model.code,
+        )
+
+    def _await_replicas(self, model: Model) -> None:
+        until = time.monotonic() + self.config.server.load_s
+
+        def failed() -> bool:
+            return model.id in self._failures
+
+        while not self.containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed):
+            if failure := self._failures.get(model.id):
+                raise DeployFailed(failure)
+            if time.monotonic() >= until:
+                lines = "\n".join(self._deployer.logs(model.name, model.version, 0)[-20:])
+                raise DeployFailed(
+                    f"model '{model.id}' did not connect within {self.config.server.load_s:g} s. Its last lines:\n{lines}",
+                    hint="Raise server.load_s if it is slow to load.",
+                )
+            if self._closed:
+                raise ShuttingDown("this server is closed.", hint="Start another with clipper.start().")
+
+    # -- replicas come, go and are asked for
+
+    def _looks(self) -> dict[VersionedModel, Look]:
+        models = self.stats()
+        running = [one.model for one in self._running if str(one.model.id) in models]
+        return {m.id: Look(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)]) for m in running}
+
+    def _follow(self, id_: VersionedModel, count: int, why: str) -> None:
+        with self._changing:
+            running = self._running.get(id_)
+            if running is None or not running.model.target or not running.model.replicas_max or self._closed:
+                return
+            _log.info("model %s: %d replicas from now on (%s)", id_, count, why)
+            self._scale_to(running.model, count)
+
+    def _restart(self, id_: VersionedModel, number: int, pid: int) -> None:
+        killed = self._deployer.restart(id_.name, id_.version or 0, number, pid)
+        what = "is restarted" if killed else "was started elsewhere: restart it there"
+        _log.warning("container %s/%d is stuck with a batch for %g s; it %s", id_, number, self.config.server.stuck_s, what)
+
+    def _expect(self, id_: VersionedModel, when_us: int) -> None:
+        running = self._running.get(id_)
+        if running is not None and not self._closed:
+            running.core.engine.expect(running.core.index, when_us)
+
+    def _came_or_went(self, id_: VersionedModel) -> None:
+        self._expected.connected(id_, [replica.hello.replica for replica in self.containers.of(id_)])
+
+    def _on_replica(self, event: ReplicaEvent) -> None:
+        id_ = VersionedModel(event.name, event.version)
+        if event.kind in (EventKind.STARTED, EventKind.RESTARTING):
+            self._expected.starting(id_, event.replica, event.again_s)
+        elif event.kind is EventKind.FAILED:
+            self._expected.failed(id_, event.replica)
+        elif event.kind is EventKind.STOPPED:
+            self._expected.stopped(id_, event.replica)
+        level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
+        _log.log(level, "container %s:%d/%d %s %s", event.name, event.version, event.replica, event.kind, event.detail)
+        if event.kind is EventKind.FAILED:
+            lines = "\n".join(event.log_tail)
+            self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
+            self.containers.notify()
+
+    def _seat_of(self, hello: Hello) -> Seat:
+        running = self._running.get(hello.id)
+        if running is None:
+            running = self._admit(hello)
+        elif running.core.describe_input() == "any" and hello.input != "any":
+            running.core.settle(*_row_type(InputType.parse(hello.input)))
+        return self._running.seat(running)
+
+    def _admit(self, hello: Hello) -> Running:
+        """A container that was started elsewhere, with a model of its own: the model is added (MISSION A5)."""
+        known = self.catalog.view.versions.get(hello.name, ())
+        if any(model.version == hello.version for model in known):
+            raise InvalidInput(f"model '{hello.id}' was retired.", hint="Start the container with a new version.")
+        if not 1 <= hello.version <= VERSION_MAX:
+            raise InvalidInput(f"version {hello.version} of model {hello.name!r}: a version is a whole number from 1.")
+        record = Model(hello.name, hello.version, type_of(hello.input), str(type_of(hello.output)), replicas=0,
+                       batching=self.config.batching)  # fmt: skip
+        running = self._running.ensure(record)
+        try:
+            self.catalog.register(record)
+        except BaseException:
+            self._running.forget(record.id)
+            raise
+        return running
+
+
+def _replace(record: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(record, **changes)
+
+
+def type_of(text: str | InputType) -> InputType:
+    try:
+        return InputType.parse(text)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+
+
+def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:
+    return input.dtype, row_shape(input)
+
+
+def _restart_policy(server: ServerSettings) -> RestartPolicy:
+    return RestartPolicy(
+        backoff_s_min=server.restart_ms_min / 1000,
+        backoff_s_max=server.restart_ms_max / 1000,
+        exits_max=server.restarts_max,
+        window_s=server.restart_window_s,
+    )

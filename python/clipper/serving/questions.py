@@ -1,0 +1,83 @@
+"""Applications, and sets of candidate models, resolved to running models: as queries see them."""
+
+import logging
+import secrets
+from typing import Any
+
+import msgspec
+
+from clipper.catalog import Catalog, View
+from clipper.errors import ClipperError, InvalidInput, UnknownApplication
+from clipper.serving.learning import Learning
+from clipper.serving.models import RunningModels
+from clipper.serving.processor import Question
+from clipper.types import Application, PredictionRequest, VersionedModel
+
+_log = logging.getLogger(__name__)
+_QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
+
+
+class Questions:
+    """Threads: any. What it hands out is never changed, only replaced."""
+
+    def __init__(self, catalog: Catalog, running: RunningModels, learning: Learning) -> None:
+        self._catalog = catalog
+        self._running = running
+        self._learning = learning
+        self._node = secrets.token_hex(4)
+        self._by_name: dict[str, Question] = {}
+        self._candidates: dict[tuple[Any, ...], Question] = {}
+
+    def of(self, name: str) -> Question:
+        """Of an application. Raises UnknownApplication."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownApplication.named(str(name), self._by_name) from None
+
+    def asked(self, request: PredictionRequest) -> Question:
+        """Of a request. Raises UnknownApplication, UnknownModel, InvalidInput."""
+        if request.application is not None and not request.candidate_models:
+            return self.of(request.application)
+        return self._of_candidates(request)
+
+    def resolve(self, view: View) -> None:
+        """The catalog has changed."""
+        for model in view.models():
+            self._running.ensure(model)
+        self._by_name = {name: self._resolved(view, app) for name, app in view.applications.items()}
+        self._candidates = {}
+
+    def _resolved(self, view: View, app: Application) -> Question:
+        models = []
+        for link in app.models:
+            try:
+                models.append(view.model(link))
+            except ClipperError as error:
+                _log.warning("application %r: %s", app.name, error)
+        ids = tuple(dict.fromkeys(model.id for model in models))
+        cores = {model.id: (self._running.get(model.id) or self._running.ensure(model)).core for model in models}
+        policy, learner, window = self._learning.learner(app.name, app.policy, ids)
+        return Question(
+            app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window
+        )
+
+    def _of_candidates(self, request: PredictionRequest) -> Question:
+        """The question of a request that names its candidate models itself."""
+        candidates = request.candidate_models
+        if isinstance(candidates, str | VersionedModel):
+            candidates = (candidates,)
+        key = (request.application, *map(str, candidates))
+        known = self._candidates  # a change of the catalog swaps it: what is resolved from an old view goes with it
+        question = known.get(key)
+        if question is not None:
+            return question
+        if not candidates:
+            raise InvalidInput("a request names an application or candidate models; this one names neither.")
+        view = self._catalog.view
+        base = Application("", slo_ms=1000.0) if request.application is None else view.application(request.application)
+        links = tuple(view.model(model).id for model in candidates)
+        question = self._resolved(view, msgspec.structs.replace(base, models=links))
+        if len(known) < _QUESTIONS_MAX:
+            known[key] = question
+        return question
