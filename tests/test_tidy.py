@@ -29,7 +29,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("task",),
     ("piece",),
     ("future", "lane", "link"),
-    ("mailbox", "replica", "bulk"),
+    ("mailbox", "replica", "bulk", "demand"),
     ("crew",),
     ("scheduler",),
     ("engine",),

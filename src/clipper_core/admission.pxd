@@ -16,7 +16,8 @@ cdef cppclass Gate:         # of one class of SLO. Its fields are read one by on
     atomic[u32] row_1024    # more for each row from `base` on, in 1024ths of a microsecond
     atomic[u32] full_us     # at most: a full batch's time
     atomic[u32] size        # rows of a full batch; 0: no replica, and none before begin_us
-    u64 pad[3]              # to 64 bytes: submitters of other classes share its cache line hardly ever
+    atomic[u64] asked_us    # when one was refused last: who is turned away counts as one who asks
+    u64 pad[2]              # to 64 bytes: submitters of other classes share its cache line hardly ever
 
 cdef struct Forecast:
     double begin_us         # times from now

@@ -53,6 +53,8 @@ cdef bint batcher_second(const Batcher* b, u32 queued, double rate) noexcept nog
 # ^ whether `queued` rows are worth a batch of their own behind one in flight, where `rate` rows a microsecond are offered
 cdef double batcher_room(const Batcher* b) noexcept nogil
 # ^ the most rows whose batch the estimate puts within the budget, whatever the limit
+cdef u32 batcher_within(const Batcher* b, double time_us) noexcept nogil
+# ^ the most rows whose batch takes no longer in 99 of 100 cases, 1 at least; the limit while unknown
 cdef double batcher_predict_us(const Batcher* b, u32 n) noexcept nogil
 # ^ expected service time of n rows; 0 while unknown, that is for three batches
 cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil

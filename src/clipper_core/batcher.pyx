@@ -145,6 +145,13 @@ cdef double batcher_worst_us(const Batcher* b, u32 n) noexcept nogil:
     return b.fit_a + b.fit_b * _rows(b, n) + b.residual_p99
 
 
+cdef u32 batcher_within(const Batcher* b, double time_us) noexcept nogil:
+    cdef double one = batcher_worst_us(b, 1), full = batcher_worst_us(b, <u32> b.limit)
+    if full <= time_us:                 # unknown, too
+        return <u32> b.limit
+    return 1 if time_us <= one else 1 + <u32> ((b.limit - 1) * (time_us - one) / (full - one))
+
+
 cdef bint batcher_must_shed(const Batcher* b, u64 now_us, u64 start_us, u32 n, u64 deadline_us) noexcept nogil:
     if deadline_us <= now_us:
         return True

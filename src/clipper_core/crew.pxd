@@ -26,6 +26,7 @@ cdef cppclass Crew:
     u64 refused                 # rows refused at submission until now
     u64 rated_us
     double rate                 # rows offered a microsecond, of late
+    u64 tight_us                # the tightest SLO asked of late, if rows of much longer ones wait; else 0
     u64 expected_us             # without a replica: none comes before; 0: who knows
     atomic[u64] delay_us        # for snapshots: the forecast wait of a row of the tightest SLO, and that SLO
     atomic[u64] slo_us
@@ -42,6 +43,8 @@ cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 no
 cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nogil
 # ^ who is predicted to finish the next batch first, by index; -1: nobody now, and if again_us is set, look again then
 
+cdef u32 crew_rows(const Crew* c, const Replica* r, u64 waiting, u64 tight) noexcept nogil
+# ^ how many of those that wait its next batch takes, `tight` of them of the tightest SLO
 cdef void crew_arrived(Crew* c, u64 rows, u64 now_us) noexcept nogil
 cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead, u64 behind, bint shown,
                         u64 now_us) noexcept nogil

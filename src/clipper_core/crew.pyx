@@ -9,6 +9,11 @@ which was slow once gets a row to show that it is not.
 A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost (`batcher_second`): the
 container need not wait between batches, and pipelining does not make them small.
 
+Rows of long deadlines (an array's) would fill every batch, two in flight, and leave no room for a query whose SLO is shorter
+than two batches and its own. While such queries are asked, refused ones too, a batch that long rows fill takes a third of the
+tightest SLO, and none is sent behind another: what comes waits for the rest of one, and has its own. Room that would cost more
+than half of the rows is not kept: who asks for the impossible must not slow all others.
+
 The forecast walks the queue batch by batch over the replicas as they come free. It is exact in what it knows; what it does not
 know (pauses, rows that come meanwhile with earlier deadlines, how full the last batch will be) is in the margin. Given up: a
 forecast by row (each is its batch's), and a margin by class of SLO.
@@ -16,7 +21,7 @@ forecast by row (each is its batch's), and a margin by class of SLO.
 from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_forget, margin_init, margin_learn,
                                      margin_now)
 from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_second,
-                                   batcher_size, batcher_worst_us)
+                                   batcher_size, batcher_within, batcher_worst_us)
 from clipper_core.machine cimport relaxed
 from clipper_core.replica cimport IN_FLIGHT_MAX
 from clipper_core.status cimport DEADLINE, DROPPED, FULL
@@ -29,6 +34,8 @@ cdef enum:
 
 cdef double EQUAL = 0.2         # predictions that differ by less are equal: they take turns
 cdef double RATE_DECAY_US = 20000
+cdef double LONG_SHARE = 0.33   # of the tightest SLO: more a batch that rows of long ones fill does not take
+cdef double WORTH = 0.5         # of a full batch's rows in the same time: room that costs more is not kept
 cdef double BROKEN = 1.5        # a row on trial that was dropped counts as this much late
 
 
@@ -66,7 +73,7 @@ cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 no
 
 
 cdef bint _worth_a_second(const Crew* c, const Replica* r, u64 waiting) noexcept nogil:
-    if r.in_flight >= IN_FLIGHT_MAX or r.link.protocol != 2:
+    if r.in_flight >= IN_FLIGHT_MAX or r.link.protocol != 2 or _beside_short(c, r):
         return False
     return batcher_second(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF), c.rate / c.members.size())
 
@@ -128,6 +135,21 @@ cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nog
     return idle
 
 
+cdef u32 _beside_short(const Crew* c, const Replica* r) noexcept nogil:
+    """Rows of a batch that leaves room for the tightest SLO; 0: no such room is kept, it would cost too much."""
+    cdef const Batcher* b = &r.batcher
+    cdef double time_us = LONG_SHARE * c.tight_us, one_us = batcher_worst_us(b, 1)
+    if one_us <= 0 or one_us > time_us:     # unknown, or nobody of a short SLO asks, or no row of theirs would be in time
+        return 0
+    cdef u32 full = <u32> b.limit, n = batcher_within(b, time_us)
+    return 0 if n * batcher_predict_us(b, full) < WORTH * full * batcher_predict_us(b, n) else n
+
+
+cdef u32 crew_rows(const Crew* c, const Replica* r, u64 waiting, u64 tight) noexcept nogil:
+    cdef u32 n = batcher_size(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF)), beside = _beside_short(c, r)
+    return min(n, max(beside, <u32> min(tight, <u64> 0xFFFFFFFF))) if beside else n
+
+
 # -- what can be promised
 
 cdef void crew_arrived(Crew* c, u64 rows, u64 now_us) noexcept nogil:
@@ -171,7 +193,7 @@ cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
         lead[0] = _next_free(c, <double> ahead + 1)
         if lead[0] < 0:
             return ahead
-        size = batcher_size(&c.members[0][lead[0]].batcher, 0xFFFFFFFF)
+        size = crew_rows(c, c.members[0][lead[0]], 0xFFFFFFFF, 0)
         took = batcher_predict_us(&c.members[0][lead[0]].batcher, <u32> size)
         if ahead < size or took <= 0:
             return ahead % size
@@ -180,7 +202,8 @@ cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
     for i in range(c.members.size()):
         b = &c.members[0][i].batcher
         if replica_takes(c.members[0][i]):
-            speed += b.limit / max(1.0, batcher_predict_us(b, <u32> b.limit))
+            size = crew_rows(c, c.members[0][i], 0xFFFFFFFF, 0)
+            speed += size / max(1.0, batcher_predict_us(b, <u32> size))
     if speed > 0:
         c.free_us[0][lead[0]] += ahead / speed
     return 0
@@ -200,9 +223,12 @@ cdef void crew_forecast(Crew* c, Lanes* lanes, Lane* lane, Gate* gate, u64 ahead
         return
     r = c.members[0][lead]
     f.begin_us = c.free_us[0][lead]
-    f.size = batcher_size(&r.batcher, 0xFFFFFFFF)
+    f.size = crew_rows(c, r, 0xFFFFFFFF, 0 if lane.slo_us > c.tight_us else 0xFFFFFFFF)
     f.full_us = batcher_worst_us(&r.batcher, f.size)
-    coming = min(c.rate * f.begin_us + behind, <double> f.size, batcher_room(&r.batcher))
+    coming = c.rate * f.begin_us + behind
+    if c.tight_us:
+        coming = max(c.rate * f.begin_us, min(coming, <double> crew_rows(c, r, f.size, 0)))
+    coming = min(coming, <double> f.size, batcher_room(&r.batcher))
     f.row_us = (batcher_worst_us(&r.batcher, f.size) - batcher_worst_us(&r.batcher, 1)) / max(f.size - 1, <u32> 1)
     f.own_us = batcher_worst_us(&r.batcher, 1) + f.row_us * coming
     f.probe_us = max(r.batcher.learned_us, r.busy_until_us) + batcher_probe_us(&r.batcher)

@@ -308,12 +308,12 @@ cdef class Model:
         """Count it; for FULL say after how many seconds another try may succeed."""
         cdef u32 klass = log2_of(slo_us)
         cdef u64 now = self._now_us(), finish
-        cdef double wait_s
         count(&self.state.tally.refused[<u32> status], 1)
+        self.state.gates[klass].asked_us.store(now, relaxed)
         if status != FULL or self.state.gates[klass].size.load(relaxed) == 0:
             return
         finish = gate_finish_us(&self.state.gates[klass], self.state.lanes[klass].ring.cells.tail.load(relaxed), now)
-        wait_s = max(<double> finish - <double> (now + slo_us), 1000.0) / 1e6
+        cdef double wait_s = max(<double> finish - <double> (now + slo_us), 1000.0) / 1e6
         memcpy(&value.word, &wait_s, 8)
         value.tag = F64
 

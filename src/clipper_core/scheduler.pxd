@@ -10,6 +10,7 @@ from clipper_core.clock_cache cimport CacheState
 from clipper_core.codec cimport Limits
 from clipper_core.crew cimport Crew
 from clipper_core.delivery cimport DeliveryState
+from clipper_core.demand cimport Demand
 from clipper_core.task cimport Lane, Lanes, Tally
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u16, u32, u64
@@ -71,8 +72,7 @@ cdef cppclass ModelState:
     atomic[u32] shares          # a replica that maps rows has come: new lanes are made to be shared
     vector[u32]* replicas       # loop: conns
     Crew crew                   # loop: those replicas themselves, in the same order
-    vector[u32]* busy_lanes     # loop: ids of lanes that have had rows
-    vector[Gate*]* busy_gates   # loop: and the gates of their classes; NULL: of arrays, which have none
+    Demand demand               # loop: its lanes that have had rows
     u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica; 0: none do
     bint hot                    # loop: on the list of models to look at
 

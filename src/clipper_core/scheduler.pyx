@@ -11,10 +11,13 @@ the head that cannot finish by their deadline in a batch of that size are shed (
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from clipper_core.batcher cimport batcher_hold_until, batcher_init, batcher_size
+from clipper_core.batcher cimport batcher_hold_until, batcher_init
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
-from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, too_late)
+from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, crew_rows,
+                                too_late)
 from clipper_core.delivery cimport delivery_flush
+from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first, demand_free, demand_init,
+                                  demand_slo_us, demand_tight, demand_waiting)
 from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
                                 span_end, task_due_us)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_room, link_send_frame, link_unsent
@@ -30,21 +33,18 @@ from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 cdef enum:
     HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64 KiB with a reason
     CHORES_US = 25000           # overdue batches, heartbeats, silence
-    RECENT_US = 1000000         # a lane used within this time still limits the batch's latency budget
     HELD_US = 1000000           # a step is asked for at least this often
 
 
 cdef void model_state_init(ModelState* m) noexcept nogil:
     m.replicas = new vector[u32]()
-    m.busy_lanes = new vector[u32]()
-    m.busy_gates = new vector[Gate*]()
+    demand_init(&m.demand)
     crew_init(&m.crew)
 
 
 cdef void model_state_free(ModelState* m) noexcept nogil:
     del m.replicas
-    del m.busy_lanes
-    del m.busy_gates
+    demand_free(&m.demand)
     crew_free(&m.crew)
     free(m)
 
@@ -204,7 +204,7 @@ cdef void _trust(EngineState* e, LinkState* slot) noexcept nogil:
 cdef Status _bare(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
     cdef ModelState* model = e.models[slot.model]
     _warm(e, model)
-    return replica_bare(slot.replica, e.lanes, &model.spec, _slo_us(e, model, now_us), now_us)
+    return replica_bare(slot.replica, e.lanes, &model.spec, demand_slo_us(&model.demand, now_us), now_us)
 
 
 cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload, u64 now_us) noexcept nogil:
@@ -224,7 +224,7 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
         return BAD_FRAME
     model = e.models[slot.model]
     _warm(e, model)
-    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload, _slo_us(e, model, now_us), now_us)
+    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload, demand_slo_us(&model.demand, now_us), now_us)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -315,54 +315,14 @@ cdef void _warm(EngineState* e, ModelState* model) noexcept nogil:
         e.hot.push_back(model.index)
 
 
-cdef Lane* _lane(EngineState* e, ModelState* model, size_t i) noexcept nogil:
-    return e.lanes.by_id[model.busy_lanes[0][i]]
-
-
-cdef u64 _slo_us(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
-    """The tightest SLO class that the model has served lately: one batch must not make those wait."""
-    cdef size_t i
-    cdef u64 slo = <u64> 1 << 62
-    cdef Lane* lane
-    for i in range(model.busy_lanes.size()):
-        lane = _lane(e, model, i)
-        if lane.used_us + RECENT_US >= now_us or lane.waiting:
-            slo = min(slo, lane.slo_us)
-    return slo
-
-
-cdef Lane* _due_first(EngineState* e, ModelState* model, u64* ticket) noexcept nogil:
-    cdef Lane* first = NULL
-    cdef Lane* lane
-    cdef u64 due, head, first_due = NEVER
-    cdef size_t i
-    for i in range(model.busy_lanes.size()):
-        lane = _lane(e, model, i)
-        if lane.waiting == 0 or not lane_head(e.lanes, lane, &head):
-            continue
-        due = task_due_us(task_of(e.lanes, head))
-        if first == NULL or due < first_due:
-            first = lane
-            first_due = due
-            ticket[0] = head
-    return first
-
-
-cdef u64 _waiting(EngineState* e, ModelState* model) noexcept nogil:
-    cdef size_t i
-    cdef u64 total = 0
-    for i in range(model.busy_lanes.size()):
-        total += _lane(e, model, i).waiting
-    return total
-
-
-cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u32* n, u64 now_us) noexcept nogil:
+cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64* waiting, u64 tight, u32* n,
+                 u64 now_us) noexcept nogil:
     """Drop what cannot finish in time; -> the lane to begin with and the size of the batch. NULL: nothing for this replica."""
-    cdef Lane* lane = _due_first(e, model, ticket)
+    cdef Lane* lane = demand_due_first(&model.demand, e.lanes, ticket)
     cdef u64 due
     while lane != NULL:
         due = task_of(e.lanes, ticket[0]).due_us
-        n[0] = batcher_size(&r.batcher, <u32> waiting[0])
+        n[0] = crew_rows(&model.crew, r, waiting[0], tight)
         if not too_late(r, n[0], due, now_us):
             return lane
         if another_can(&model.crew, r, waiting[0], due, now_us):
@@ -372,13 +332,13 @@ cdef Lane* _shed(EngineState* e, ModelState* model, Replica* r, u64* ticket, u64
             r.passed = model.crew.round
             return NULL
         lane_shed(e.lanes, lane, <u32> max(waiting[0] - n[0], <u64> 1), now_us)
-        lane = _due_first(e, model, ticket)
-        waiting[0] = _waiting(e, model)
+        lane = demand_due_first(&model.demand, e.lanes, ticket)
+        waiting[0] = demand_waiting(&model.demand)
     return NULL
 
 
 cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
-    cdef u64 waiting = _waiting(e, model)
+    cdef u64 waiting = demand_waiting(&model.demand), tight = demand_tight(&model.demand, now_us, &model.crew.tight_us)
     cdef u64 ticket
     cdef u32 n
     cdef i32 who
@@ -390,7 +350,7 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if who < 0:
             break
         slot = engine_slot(e, model.replicas[0][who])
-        lane = _shed(e, model, slot.replica, &ticket, &waiting, &n, now_us)
+        lane = _shed(e, model, slot.replica, &ticket, &waiting, tight, &n, now_us)
         if lane == NULL and slot.replica.passed == model.crew.round:
             continue
         if lane == NULL:
@@ -402,7 +362,8 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         model.hold_until_us = 0
         if not _send(e, model, slot, lane, ticket, n, now_us):
             break
-        waiting = _waiting(e, model)
+        waiting = demand_waiting(&model.demand)
+        tight = demand_tight(&model.demand, now_us, &model.crew.tight_us)
     model.tally.queued.store(waiting, relaxed)
     _forecast(e, model, waiting, now_us)
 
@@ -411,34 +372,15 @@ cdef void _forecast(EngineState* e, ModelState* model, u64 waiting, u64 now_us) 
     """Tell submitters what they can expect; a snapshot shows what those of the tightest SLO can."""
     cdef size_t i
     cdef u64 ahead
-    cdef u64 tightest = _slo_us(e, model, now_us)
+    cdef u64 tightest = demand_slo_us(&model.demand, now_us)
     cdef Lane* lane
     crew_learn(&model.crew, e.lanes, &model.tally, now_us)
-    for i in range(model.busy_lanes.size()):
-        lane = _lane(e, model, i)
-        if lane.used_us + RECENT_US >= now_us or lane.waiting or model.crew.members.empty():
-            ahead = _ahead(e, model, lane, now_us)
-            crew_forecast(&model.crew, e.lanes, lane, model.busy_gates[0][i], ahead, waiting - min(ahead, waiting),
+    for i in range(model.demand.lanes.size()):
+        lane = model.demand.lanes[0][i]
+        if demand_asks(&model.demand, i, now_us) or model.crew.members.empty():
+            ahead = demand_ahead(&model.demand, e.lanes, lane, now_us)
+            crew_forecast(&model.crew, e.lanes, lane, model.demand.gates[0][i], ahead, waiting - min(ahead, waiting),
                           lane.slo_us == tightest, now_us)
-
-
-cdef u64 _ahead(EngineState* e, ModelState* model, Lane* lane, u64 now_us) noexcept nogil:
-    """Rows of all lanes that are due before one submitted to this lane now. A lane's rows are taken to have come evenly."""
-    cdef size_t i
-    cdef u64 total = lane.waiting, head, first, last, due = now_us + lane.slo_us
-    cdef Lane* other
-    for i in range(model.busy_lanes.size() if model.busy_lanes.size() > 1 else 0):
-        other = _lane(e, model, i)
-        last = now_us + other.slo_us
-        if other == lane or other.waiting == 0:
-            continue
-        if last <= due:
-            total += other.waiting
-        elif lane_head(e.lanes, other, &head):
-            first = task_due_us(task_of(e.lanes, head))
-            if first < due:
-                total += <u64> (other.waiting * (<double> (due - first) / max(<double> (last - first), 1.0)))
-    return total
 
 
 cdef u64 _wire_bytes(ModelState* model, LinkState* slot, Task* task) noexcept nogil:
@@ -487,8 +429,8 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
             batch.due_us = max(batch.due_us, task.due_us)
             batch.first_due_us = min(batch.first_due_us, task_due_us(task))
             batch.slo_us = min(batch.slo_us, lane.slo_us)
-        if model.busy_lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
-            lane = _due_first(e, model, &ticket)
+        if model.demand.lanes.size() > 1 or not lane_head(e.lanes, lane, &ticket):
+            lane = demand_due_first(&model.demand, e.lanes, &ticket)
 
 
 cdef void _drop_batch(EngineState* e, Batch* batch, Status status, u64 now_us) noexcept nogil:
@@ -511,8 +453,7 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     while lane != NULL:
         model = e.models[lane.model]
         if lane.used_us == 0:
-            model.busy_lanes.push_back(lane.id)
-            model.busy_gates.push_back(_gate_of(model, lane))
+            demand_add(&model.demand, lane, _gate_of(model, lane))
         seen = lane.seen
         lane_take_in(e.lanes, lane, now_us)
         if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it waits
@@ -537,9 +478,9 @@ cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
         if e.links[i].link != NULL:
             _chore(e, &e.links[i], now_us)
     for i in range(e.model_count.load(acquire)):
-        if e.models[i].busy_lanes.size():
-            _due_first(e, e.models[i], &ticket)         # frees given-up rows at the heads, replicas or not
-            e.models[i].tally.queued.store(_waiting(e, e.models[i]), relaxed)
+        if e.models[i].demand.lanes.size():
+            demand_due_first(&e.models[i].demand, e.lanes, &ticket)         # frees given-up rows at the heads, replicas or not
+            e.models[i].tally.queued.store(demand_waiting(&e.models[i].demand), relaxed)
     e.chores_us = now_us + CHORES_US
 
 
