@@ -235,6 +235,8 @@ class Catalog:
         input: InputType | str | None = None,
         policy: str = "ensemble",
         confidence_min: float = 0.0,
+        roles: Mapping[str, str] | None = None,
+        missing: str = "mean",
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
         TypeConflict when a model takes other inputs."""
@@ -242,6 +244,7 @@ class Catalog:
         app = Application(
             _checked(check_name, name, "application"), links, slo_ms, plain(default),
             ANY if input is None else _checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
+            dict(roles or {}), missing,
         )  # fmt: skip
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
@@ -254,8 +257,8 @@ class Catalog:
         return self._change(change)
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
-        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min."""
-        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min")
+        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing."""
+        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min", "roles", "missing")
         if unknown := sorted(set(changes) - set(known)):
             raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
         if "models" in changes:
@@ -264,6 +267,8 @@ class Catalog:
             changes["input"] = _checked(InputType.parse, changes["input"])
         if "default" in changes:
             changes["default"] = plain(changes["default"])
+        if "roles" in changes:
+            changes["roles"] = dict(changes["roles"] or {})
         return self._edit(name, lambda app: msgspec.structs.replace(app, **changes))
 
     def unregister_application(self, name: str) -> None:

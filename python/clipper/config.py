@@ -7,7 +7,7 @@ does not exist, or a value of the wrong type or out of its range, is a ConfigErr
 import functools
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -160,6 +160,8 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
     input: Annotated[str, _about("type of one input; empty for that of the first model")] = ""
     policy: Annotated[str, _about("selection policy, as `stacking` or `exp3(eta=0.05)`")] = "ensemble"
     confidence_min: Annotated[float, _about("a less sure answer is replaced by the default", "share", ge=0, le=1)] = 0.0
+    roles: Annotated[tuple[str, ...], _about("what models do that are no primaries, each as `svm:2 = shadow`")] = ()
+    missing: Annotated[Literal["mean", "skip"], _about("a number missing at the deadline: its model's mean, or none")] = "mean"
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -516,11 +518,24 @@ def _check(config: Config, leaves: _Leaves) -> None:
                 InputType.parse(app.input)
             at = ("apps", name, "policy")
             check_policy(app.policy)
+            at = ("apps", name, "roles")
+            roles_in(app.roles)
         except ValueError as error:
             raise refuse(at, str(error)) from None
         if app.slo_ms > config.limits.slo_ms_max:
             longest = _number(config.limits.slo_ms_max)
             raise refuse(("apps", name, "slo_ms"), f"more than limits.slo_ms_max ({longest} ms).")
+
+
+def roles_in(lines: Sequence[str]) -> dict[str, str]:
+    """Roles by model, of lines such as `svm:2 = shadow`. ValueError for one that is no such line."""
+    found = {}
+    for line in lines:
+        model, equals, role = line.partition("=")
+        if not (equals and model.strip() and role.strip()):
+            raise ValueError(f"{line[:100]!r}: write 'MODEL = ROLE', as 'svm:2 = shadow'.")
+        found[model.strip()] = role.strip()
+    return found
 
 
 def _check_address(server: ServerSettings, refuse: Any) -> None:

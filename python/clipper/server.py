@@ -5,11 +5,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from clipper.catalog import Catalog
-from clipper.config import Config, merge_batching
+from clipper.config import Config, merge_batching, roles_in
 from clipper.errors import (
     InvalidInput,
     ShuttingDown,
@@ -28,7 +28,10 @@ from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
 from clipper.serving.processor import predict
 from clipper.serving.questions import Questions
+from clipper.serving.recorder import Recorded, Recorder
+from clipper.serving.roles import check_roles
 from clipper.serving.scaling import replica_bounds
+from clipper.serving.stragglers import check_missing
 from clipper.state_dir import StateDir
 from clipper.store import open_store
 from clipper.types import Batching, InputType, PredictionRequest, Similar, VersionedModel
@@ -37,7 +40,7 @@ from clipper_core.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
-_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input")
+_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing")
 
 
 class ClipperServer:
@@ -65,7 +68,8 @@ class ClipperServer:
         self._deployment = Deployment(
             config, self.catalog, self._engines, running, self._dir, self._token, lambda: self.address
         )
-        self._questions = Questions(self.catalog, running, self._learning)
+        self._recorder = Recorder((self._dir.folder or self._dir.run) / "decoys")
+        self._questions = Questions(self.catalog, running, self._learning, self._recorder)
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
 
     # -- life
@@ -105,6 +109,7 @@ class ClipperServer:
         self._deployment.containers.stop()
         self.catalog.close()
         self._learning.close()
+        self._recorder.close()
         self._store.close()
         if hasattr(self, "_listener"):
             self._listener.remove()
@@ -199,7 +204,9 @@ class ClipperServer:
         """An application: made, or changed, when settings are given; else the one of that name.
 
         models: linked models, `svm` or `svm:3`.  settings: slo_ms, default, policy ("stacking", "exp3(eta=0.05)"),
-        confidence_min, input. Raises UnknownModel, TypeConflict, InvalidInput.
+        confidence_min, input, roles ({"svm:2": "canary", "forest": "shadow", "new": "challenger(share=0.1)", "saw": "decoy"};
+        docs/selection.md), missing ("mean": a number that is missing at the deadline is its model's mean; or "skip").
+        Raises UnknownModel, TypeConflict, InvalidInput.
         """
         self._check_open()
         if "policy" in settings:
@@ -212,6 +219,9 @@ class ClipperServer:
             settings["models"] = (models,) if isinstance(models, str | VersionedModel) else tuple(models)
         if "slo_ms" in settings:
             slo_in_us(settings["slo_ms"], self.config.limits.slo_ms_max)
+        if "missing" in settings:
+            check_missing(settings["missing"])
+        self._check_roles(name, settings)
         if name not in self.catalog.view.applications and not settings:
             raise UnknownApplication.named(name, self.catalog.view.applications)
         if name in self.catalog.view.applications:
@@ -220,6 +230,14 @@ class ClipperServer:
         else:
             self.catalog.register_application(name, settings.pop("models", ()), **settings)
         return ApplicationHandle(name, self._questions.of, self.config.limits.slo_ms_max)
+
+    def _check_roles(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Links and roles as they will be."""
+        known = self.catalog.view.applications.get(name)
+        links = settings.get("models", known.models if known else ())
+        roles = settings.get("roles", known.roles if known else None)
+        if roles and ("roles" in settings or "models" in settings):
+            check_roles(name, links, roles)
 
     def schedule_prediction(self, request: PredictionRequest) -> Future:
         """Schedule one query; -> the Future of an Answer, at once. See PredictionRequest."""
@@ -249,8 +267,19 @@ class ClipperServer:
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`;
-        `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines."""
-        return {**self._engines.snapshot(), "models": self._deployment.stats(), "loop": self._dispatch.snapshot()}
+        `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines;
+        `applications` by name: what their queries came to."""
+        return {
+            **self._engines.snapshot(),
+            "models": self._deployment.stats(),
+            "loop": self._dispatch.snapshot(),
+            "applications": self._questions.stats(),
+        }
+
+    def recorded(self, application: str) -> Iterator[Recorded]:
+        """What an application's decoys recorded: id, time, input, and the answer when there was one; by decoy, oldest first.
+        Raises StoreError. Threads: any."""
+        return self._recorder.recorded(application)
 
     # -- inside
 
@@ -267,4 +296,5 @@ class ClipperServer:
                             batching=wanted.batching, cache=wanted.cache, retry_singly=wanted.retry_singly)  # fmt: skip
         for name, app in self.config.apps.items():
             self.app(name, app.models, slo_ms=app.slo_ms, default=app.default, policy=app.policy,
-                     confidence_min=app.confidence_min, **({"input": app.input} if app.input else {}))  # fmt: skip
+                     confidence_min=app.confidence_min, roles=roles_in(app.roles), missing=app.missing,
+                     **({"input": app.input} if app.input else {}))  # fmt: skip

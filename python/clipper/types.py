@@ -340,7 +340,8 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     """A named question: its input type, the models asked, the time they have, and the answer when nobody is heard.
 
     models: a link without a version follows the latest.  default: a number, str, bytes, (nested) list, or None.
-    confidence_min: a less sure answer is replaced by the default.
+    confidence_min: a less sure answer is replaced by the default.  roles: of models that are no primaries, and decoys.
+    missing: "mean": a number that is missing at the deadline is its model's mean; "skip": it is left out.
     """
 
     name: str
@@ -351,6 +352,8 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     policy: str = "ensemble"
     confidence_min: float = 0.0
     created_us: int = 0
+    roles: dict[str, str] = {}
+    missing: str = "mean"
 
     @property
     def slo_us(self) -> int:

@@ -1,8 +1,8 @@
 """All models, with equal weights: they vote on labels and average numbers.
 
 Confidence of a vote: models that gave the winning label / models asked. So a missing prediction lowers it: it replaces
-nothing, and agrees with nobody. A missing number is taken to be the mean of those that arrived, which leaves the mean as
-it is. One model alone is believed as far as it believes itself.
+nothing, and agrees with nobody. A missing number leaves the mean to those that arrived, unless the application has it
+replaced by its model's own mean before (serving/stragglers). One model alone is believed as far as it believes itself.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ class Ensemble(Unlearned):
     """State: the linked models, sorted. Threads: any."""
 
     name = "ensemble"
+    averages = True
 
     def init(self, models: Sequence[VersionedModel], prior: Models | None = None) -> Models:
         return in_order(models)

@@ -19,7 +19,9 @@ from clipper_core.bandit import Rule, RuleKind
 
 
 class Experts(LearningPolicy):
-    """Threads: any."""
+    """Threads: any. averages: numbers, so a missing one may be replaced by its model's mean (serving/stragglers)."""
+
+    averages = True
 
     def select(self, state: Learned, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
         return Plan(in_order(candidates))

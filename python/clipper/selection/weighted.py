@@ -52,6 +52,7 @@ class StaticWeights(Unlearned):
     """
 
     name = "static"
+    averages = True
 
     def __init__(self, weights: Shares | None = None) -> None:
         self.weights = checked("weights", weights)

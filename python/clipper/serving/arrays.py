@@ -15,6 +15,7 @@ from clipper.selection import Plan, Prediction
 from clipper.selection.unlearned import Unlearned
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.processor import NO_FINITE_VALUE, Question, plan_for, too_unsure, why
+from clipper.serving.stragglers import combine
 from clipper.types import Answers, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import predict_rows
@@ -129,7 +130,8 @@ def _row_by_row(future: Future, asked: AskedArray, statuses: dict[VersionedModel
             for j, model in enumerate(models)
             if statuses[model][i] == Status.OK
         }
-        combined = question.policy.combine(asked.state, arrived, [model for model in models if model not in arrived])
+        missing = [model for model in models if model not in arrived]
+        combined = combine(question.policy, asked.state, question.means, arrived, missing)
         reason = ""
         if arrived and not combined.used:
             reason = NO_FINITE_VALUE.format(", ".join(map(str, arrived)))

@@ -146,8 +146,8 @@ class _Record(msgspec.Struct, array_like=True):
     weight: float
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: _packed(value))
-_DECODER = msgspec.msgpack.Decoder(_Record, ext_hook=lambda code, data: _unpacked(code, data))
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: packed(value))
+_DECODER = msgspec.msgpack.Decoder(_Record, ext_hook=lambda code, data: unpacked(code, data))
 
 
 def written(learner: Learner, user: str, seen: Observation) -> bytes:
@@ -188,7 +188,7 @@ class _Array(msgspec.Struct, array_like=True):
     data: bytes
 
 
-def _packed(value: Any) -> Any:
+def packed(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -197,7 +197,7 @@ def _packed(value: Any) -> Any:
     raise TypeError(f"no feedback record holds a {type(value).__name__}")
 
 
-def _unpacked(code: int, data: memoryview) -> Any:
+def unpacked(code: int, data: memoryview) -> Any:
     if code != NDARRAY:
         raise ValueError(f"extension {code}")
     array = msgspec.msgpack.decode(data, type=_Array)

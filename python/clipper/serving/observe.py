@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from clipper.errors import DeadlineExceeded, InvalidInput, UnknownPrediction
-from clipper.selection import Observation, Plan, Prediction, Query, Truth
+from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.serving.feedback import Joined, Window, plain_label, truth_of, weight_of, written
-from clipper.serving.processor import Question, next_uniform
+from clipper.serving.processor import Question, plan_for
 from clipper.serving.states import Learner
 from clipper.types import Answer, VersionedModel
 from clipper_core.model import predict_all
@@ -98,12 +98,14 @@ def _learn_joined(found: Sequence[tuple[Joined, Truth, float]]) -> None:
 def _learn(items: Sequence[Item]) -> None:
     if items:
         items[0][0].states.observe_many(items)
+        for learner, _, seen, _ in items:
+            if learner.told is not None:
+                learner.told(seen)
 
 
 def _asked_again(question: Question, input: Any, user: str | None, truth: Truth, weight: float) -> Observation:
     """The predictions for an input: from the cache, else evaluated now, by the application's SLO."""
-    state = question.learner.state(user)
-    plan = question.policy.select(state, Query(user, next_uniform()), question.models)
+    state, plan = plan_for(question, user)
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
     future = predict_all(tuple(question.cores[model] for model in asked), input, question.slo_us)
     future.wait()

@@ -4,18 +4,21 @@ Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on t
 runs when somebody asks the future for its result, on that thread.
 """
 
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from clipper.errors import ClipperError, ForkedProcess, UnknownModel
+from clipper.errors import ForkedProcess, UnknownModel
 from clipper.selection import Plan, Policy, Prediction, Query
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
+from clipper.serving.recorder import Decoy
+from clipper.serving.roles import Cast
 from clipper.serving.states import Learner
+from clipper.serving.stragglers import Means, combine
+from clipper.serving.tally import Lineup
 from clipper.types import Answer, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -27,7 +30,8 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
 
     models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds what the policy has learned.
-    window: where answers wait for feedback; None for a policy that learns nothing.
+    window: where answers wait for feedback; None for a policy that learns nothing.  lineup: counts what queries come to.
+    cast: roles, if not all are primaries.  means: for numbers that are missing.
     """
 
     name: str
@@ -40,6 +44,10 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     confidence_min: float = 0.0
     node: str = ""
     window: Window | None = None
+    lineup: Lineup | None = None
+    cast: Cast | None = None
+    decoys: tuple[Decoy, ...] = ()
+    means: Means | None = None
 
 
 NOBODY = Query()
@@ -53,14 +61,15 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     plan: Plan
     state: Any
     user: str = ""
-    late: tuple[tuple[VersionedModel, Future], ...] = ()
+    late: Sequence[tuple[VersionedModel, Future]] = ()  # of observers: filled after the query's own models were asked
 
 
 def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
     """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked."""
     state = question.learner.state(user)
-    query = Query(user, next_uniform()) if question.policy.chance else Query(user) if user else NOBODY
-    plan = question.policy.select(state, query, question.models)
+    cast = question.cast
+    query = Query(user, next_uniform()) if cast or question.policy.chance else Query(user) if user else NOBODY
+    plan = cast.plan(question.policy, state, query) if cast else question.policy.select(state, query, question.models)
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
         raise UnknownModel(f"application {question.name!r} links no model.", hint=hint)
@@ -72,18 +81,16 @@ def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int
     UnknownModel when nothing is linked."""
     state, plan = plan_for(question, user)
     cores = question.cores
-    late = _watched(question, plan, x, slo_us, salt) if plan.observers else ()
+    late: list[tuple[VersionedModel, Future]] = []
     asked = Asked(question, plan, state, user or "", late)
-    return predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
-
-
-def _watched(question: Question, plan: Plan, x: Any, slo_us: int, salt: int) -> tuple[tuple[VersionedModel, Future], ...]:
-    """Observers get the query too; nobody waits for them, and what they refuse is nobody's trouble."""
-    late = []
-    for model in plan.observers:
-        with contextlib.suppress(ClipperError):
-            late.append((model, question.cores[model].predict(x, slo_us, salt)))
-    return tuple(late)
+    future = predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
+    if question.lineup is not None:
+        question.lineup.tally.asked.add()
+        if plan.observers:
+            question.lineup.watch(cores, plan.observers, x, slo_us, salt, late)
+    for decoy in question.decoys:
+        decoy.saw(future.id, f"{question.node}-{future.id:x}", x, user or "")
+    return future
 
 
 def finish(future: Future) -> Answer:
@@ -99,7 +106,7 @@ def finish(future: Future) -> Answer:
             missing.append(model)
     if missing and not arrived and future.status() is Status.FORKED:
         raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
-    combined = question.policy.combine(asked.state, arrived, missing)
+    combined = combine(question.policy, asked.state, question.means, arrived, missing)
     reason = ""
     if not combined.used:
         reason = _why_nothing(future, asked, arrived)
@@ -107,9 +114,14 @@ def finish(future: Future) -> Answer:
         reason = too_unsure(combined.confidence, question)
     id = f"{question.node}-{future.id:x}"
     if question.window is not None and arrived:
-        question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, asked.late)
+        question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, tuple(asked.late))
+    output = question.default if reason else combined.output
+    if question.lineup is not None:
+        question.lineup.count(future, asked.plan, arrived, combined, reason, asked.late)
+    for decoy in question.decoys:
+        decoy.said(future.id, id, output, bool(reason))
     return Answer(
-        output=question.default if reason else combined.output,
+        output=output,
         confidence=combined.confidence,
         is_default=bool(reason),
         reason=reason,

@@ -11,6 +11,10 @@ from clipper.errors import ClipperError, InvalidInput, UnknownApplication
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
 from clipper.serving.processor import Question
+from clipper.serving.recorder import Recorder
+from clipper.serving.roles import Cast, Role, placed
+from clipper.serving.stragglers import averages
+from clipper.serving.tally import Tally
 from clipper.types import Application, PredictionRequest, VersionedModel
 
 _log = logging.getLogger(__name__)
@@ -20,10 +24,12 @@ _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 class Questions:
     """Threads: any. What it hands out is never changed, only replaced."""
 
-    def __init__(self, catalog: Catalog, running: RunningModels, learning: Learning) -> None:
+    def __init__(self, catalog: Catalog, running: RunningModels, learning: Learning, recorder: Recorder) -> None:
         self._catalog = catalog
         self._running = running
         self._learning = learning
+        self._recorder = recorder
+        self._tallies: dict[str, Tally] = {}
         self._node = secrets.token_hex(4)
         self._by_name: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
@@ -45,8 +51,42 @@ class Questions:
         """The catalog has changed."""
         for model in view.models():
             self._running.ensure(model)
-        self._by_name = {name: self._resolved(view, app) for name, app in view.applications.items()}
+        self._tallies = {name: self._tallies.get(name) or Tally() for name in view.applications}
+        self._by_name = {name: self._cast(view, app, self._resolved(view, app)) for name, app in view.applications.items()}
         self._candidates = {}
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """By application; see docs/operating.md."""
+        return {
+            name: {**question.lineup.tally.stats(question.lineup), **_decoy_stats(question)}
+            for name, question in self._by_name.items()
+            if question.lineup is not None
+        }
+
+    def _cast(self, view: View, app: Application, question: Question) -> Question:
+        """The question with its application's roles and counts."""
+        roles: dict[VersionedModel, Role] = {}
+        decoys = []
+        for name, text in app.roles.items():
+            try:
+                place, role = placed(app.name, app.models, name, text)
+                if isinstance(place, str):
+                    decoys.append(self._recorder.decoy(app.name, place, role))
+                else:
+                    roles[view.model(place).id] = role
+            except ClipperError as error:
+                _log.warning("application %r: %s", app.name, error)
+        cast = Cast(roles, question.models) if roles else None
+        lineup = self._tallies[app.name].lineup(question.models, cast)
+        question.learner.told = lineup.tally.told
+        return msgspec.structs.replace(
+            question,
+            window=self._learning.window if question.window is None and app.roles else question.window,
+            lineup=lineup,
+            cast=cast,
+            decoys=tuple(decoys),
+            means=lineup.tally.means if averages(question.policy) and app.missing == "mean" else None,
+        )
 
     def _resolved(self, view: View, app: Application) -> Question:
         models = []
@@ -81,3 +121,7 @@ class Questions:
         if len(known) < _QUESTIONS_MAX:
             known[key] = question
         return question
+
+
+def _decoy_stats(question: Question) -> dict[str, Any]:
+    return {"decoys": {decoy.name: decoy.stats() for decoy in question.decoys}} if question.decoys else {}

@@ -57,13 +57,14 @@ class _Held:
 class Learner:
     """One application's policy over one set of models. Threads: any."""
 
-    __slots__ = ("_held", "_prefix", "application", "models", "policy", "shared", "states", "text")
+    __slots__ = ("_held", "_prefix", "application", "models", "policy", "shared", "states", "text", "told")
 
     def __init__(
         self, states: "States", application: str, text: str, policy: Policy, models: Sequence[VersionedModel]
     ) -> None:
         self.application, self.text, self.policy, self.models = application, text, policy, tuple(models)
         self.states = states
+        self.told: Callable[[Observation], None] | None = None  # who else hears of feedback
         self._prefix = f"{PREFIX}{application}/{set_id(models)}/"
         self._held: dict[str, _Held] = {}
         self.shared = self.held(SHARED)

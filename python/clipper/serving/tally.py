@@ -1,0 +1,249 @@
+"""What an application's queries came to, counted while they are answered: `server.stats()["applications"][name]`.
+
+What every answer pays is one addition for the query, one for the answer and one for each model used; the rest is counted only
+when something was missing, or is looked at within a budget: outputs are compared at most `_PAIRS_RATE` times a second, so that
+agreement is exact at a low rate and a sample at a high one. Counts outlive changes of the catalog; they end with the server.
+"""
+
+import threading
+import time
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from clipper.selection import Combined, Observation, Plan, Prediction
+from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
+from clipper.serving.roles import PRIMARY, Cast
+from clipper.serving.sketch import Bucket
+from clipper.serving.stragglers import Means
+from clipper.serving.watch import Late, Watch, Watched
+from clipper.types import VersionedModel
+from clipper_core.future import Future
+from clipper_core.histogram import Counter
+from clipper_core.model import Model as CoreModel
+from clipper_core.status import Status
+
+_PAIRS_RATE, _PAIRS_BURST = 20_000.0, 20_000.0  # of outputs compared: 1 us each
+_TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at
+_MODELS_MAX = 16  # in the matrix
+_OVERLOAD = (Status.FULL, Status.DROPPED)
+
+
+class Mean:
+    """A sum and how many it is of. Threads: one at a time."""
+
+    __slots__ = ("n", "total")
+
+    def __init__(self) -> None:
+        self.n, self.total = 0.0, 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self.n += weight
+        self.total += value * weight
+
+    def stats(self) -> dict[str, float]:
+        return {"n": self.n, "mean": self.total / self.n} if self.n else {"n": 0.0}
+
+
+class _OfModel:
+    """One model's counts within an application."""
+
+    __slots__ = ("agreement", "asked_to_answer", "feedback", "missing", "used", "watch")
+
+    def __init__(self) -> None:
+        self.used = Counter()
+        self.missing: Counts[str] = Counts()
+        self.agreement = Mean()
+        self.feedback = Mean()
+        self.watch = Watch()
+
+
+class Tally:
+    """One application's counts, whatever its models are now. Threads: any."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.asked, self.answered = Counter(), Counter()
+        self.watched, self.means = Watched(clock), Means()
+        self._lock = threading.Lock()
+        self._models: dict[VersionedModel, _OfModel] = {}
+        self._defaults: Counts[str] = Counts()
+        self._pairs: dict[tuple[VersionedModel, VersionedModel], Mean] = {}
+        self._right = Mean()
+        self._comparing = Bucket(_PAIRS_RATE, _PAIRS_BURST, clock())
+        self._telling = Bucket(_TOLD_RATE, _TOLD_BURST, clock())
+
+    def of(self, model: VersionedModel) -> _OfModel:
+        found = self._models.get(model)
+        if found is None:
+            with self._lock:
+                found = self._models.setdefault(model, _OfModel())
+        return found
+
+    def lineup(self, models: Sequence[VersionedModel], cast: Cast | None) -> "Lineup":
+        """For the application's queries from now on. Models that are linked no more are forgotten."""
+        if cast is not None:
+            self.watched.canaries = frozenset(model for model, role in cast.roles.items() if role.kind == "canary")
+        lineup = Lineup(self, models, cast)
+        with self._lock:
+            self._models = {model: counts for model, counts in self._models.items() if model in models}
+            self._pairs = {pair: mean for pair, mean in self._pairs.items() if pair[0] in models and pair[1] in models}
+        self.watched.keep(models)
+        self.means.keep(models)
+        return lineup
+
+    # -- what is counted
+
+    def default(self, kind: str) -> None:
+        with self._lock:
+            self._defaults[kind] += 1
+
+    def missing(self, model: VersionedModel, status: Status) -> None:
+        with self._lock:
+            self.of_locked(model).missing[status.name.lower()] += 1
+
+    def of_locked(self, model: VersionedModel) -> _OfModel:
+        return self._models.setdefault(model, _OfModel())
+
+    def compare(self, arrived: Mapping[VersionedModel, Prediction], answer: Any) -> None:
+        """Each model with the answer, and with the others, within the budget."""
+        if not self._comparing.take(self.clock(), len(arrived) * (len(arrived) + 1) / 2):
+            return
+        models = sorted(arrived)[:_MODELS_MAX]
+        close = {model: closeness(arrived[model].output, answer) for model in models}
+        pairs = {
+            (one, other): closeness(arrived[one].output, arrived[other].output) for one, other in combinations(models, 2)
+        }
+        with self._lock:
+            for model, value in close.items():
+                self.of_locked(model).agreement.add(value)
+            for pair, value in pairs.items():
+                self._pairs.setdefault(pair, Mean()).add(value)
+
+    def told(self, seen: Observation) -> None:
+        """Feedback came: how right each model was, and the answer."""
+        if not self._telling.take(self.clock()):
+            return
+        lost = losses(seen)
+        truth = seen.truth
+        right = 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
+        with self._lock:
+            self._right.add(right, seen.weight)
+            for model, value in lost.items():
+                if model in self._models:
+                    self._models[model].feedback.add(1.0 - value, seen.weight)
+
+    # -- looking in
+
+    def stats(self, lineup: "Lineup") -> dict[str, Any]:
+        """See docs/operating.md, "What an application's statistics say"."""
+        watching = self.watched.stats()
+        roles = lineup.cast.roles if lineup.cast is not None else {}
+        with self._lock:
+            defaults = dict(self._defaults)
+            models = {str(m): self._stats_of(m, counts, roles) for m, counts in sorted(self._models.items())}
+            pairs = {f"{one} {other}": mean.stats() for (one, other), mean in sorted(self._pairs.items())}
+            right = self._right.stats()
+        extra = sum(row["observer"]["asked"] for row in models.values() if "observer" in row)
+        tasks = sum(row["used"] + sum(row["missing"].values()) for row in models.values())
+        return {
+            "queries": self.asked.value,
+            "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
+            "models": models,
+            "agreement": pairs,
+            "extra_load_share": extra / tasks if tasks else 0.0,
+            **watching,
+        }
+
+    def _stats_of(self, model: VersionedModel, counts: _OfModel, roles: Mapping[VersionedModel, Any]) -> dict[str, Any]:
+        role = roles.get(model, PRIMARY)
+        row: dict[str, Any] = {
+            "role": role.kind,
+            "used": counts.used.value,
+            "missing": dict(counts.missing),
+            "agreement": counts.agreement.stats(),
+            "feedback": counts.feedback.stats(),
+        }
+        if role.observes or counts.watch.asked:
+            row["observer"] = counts.watch.stats()
+        return row
+
+
+class Lineup:
+    """An application's models as its queries ask them now. Threads: any."""
+
+    __slots__ = ("_models", "_used", "_watches", "cast", "tally")
+
+    def __init__(self, tally: Tally, models: Sequence[VersionedModel], cast: Cast | None) -> None:
+        self.tally, self.cast = tally, cast
+        counts = {model: tally.of(model) for model in models}
+        self._used = {model: one.used.add for model, one in counts.items()}
+        self._watches = {model: one.watch for model, one in counts.items()}
+
+    def watch(
+        self, cores: Mapping[VersionedModel, CoreModel], observers: Sequence[VersionedModel], x: Any, slo_us: int, salt: int,
+        late: list[tuple[VersionedModel, Future]],
+    ) -> None:  # fmt: skip
+        """Observers get the query too, if their gates let it in; nobody waits for them, and what they refuse is only counted."""
+        now_s, rests = self.tally.clock(), self.tally.watched.rests_until_s
+        for model in observers:
+            role = PRIMARY if self.cast is None else self.cast.roles[model]
+            future = self._watches[model].ask(cores[model], x, slo_us, salt, now_s, role, rests)
+            if future is not None:
+                late.append((model, future))
+
+    def count(
+        self, future: Future, plan: Plan, arrived: Mapping[VersionedModel, Prediction], combined: Combined, reason: str,
+        late: Late,
+    ) -> None:  # fmt: skip
+        """One answer, on the thread that asked for it."""
+        tally = self.tally
+        used = combined.used
+        if reason:
+            tally.default(_kind_of(future, arrived, used))
+        else:
+            tally.answered.add()
+        for model in used:
+            self._used[model]()
+        if len(arrived) != len(plan.models):
+            self._count_missing(future, plan, arrived)
+        if len(arrived) > 1:
+            tally.compare(arrived, combined.output)
+        if late:
+            tally.watched.add(arrived, combined.output, late)
+
+    def _count_missing(self, future: Future, plan: Plan, arrived: Mapping[VersionedModel, Prediction]) -> None:
+        for i, model in enumerate(plan.models):
+            if model not in arrived:
+                status = future.status(i)
+                self.tally.missing(model, status)
+                if status in _OVERLOAD:
+                    self.tally.watched.overloaded()
+
+
+def _kind_of(future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]) -> str:
+    """Of the reason for a default: `unsure`, `not_finite`, or how the first task ended."""
+    if used:
+        return "unsure"
+    return "not_finite" if arrived else future.status(0).name.lower()
+
+
+def closeness(one: Any, other: Any) -> float:
+    """1 for the same answer, 0 for another; between numbers s / (s + d), s their mean size and d their distance: the same in any
+    unit."""
+    if not (is_usable(one) and is_usable(other)):
+        return 0.0
+    if not (is_number(one) or is_number(other)):
+        return 1.0 if agrees(one, other) else 0.0
+    try:
+        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        if a.shape != b.shape:
+            return 0.0
+    except (TypeError, ValueError):
+        return 0.0
+    distance = float(np.linalg.norm(a - b))
+    size = float(np.linalg.norm(a) + np.linalg.norm(b)) / 2
+    return 1.0 if distance == 0.0 else size / (size + distance)
