@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from clipper.errors import StoreError
 from clipper.serving.feedback import packed, unpacked
@@ -57,7 +58,13 @@ class _Said(msgspec.Struct, array_like=True, tag="said"):
     is_default: bool
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=packed)
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
+        raise TypeError(f"no record holds an array of {value.dtype}")
+    return packed(value)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER = msgspec.msgpack.Decoder(_Saw | _Said, ext_hook=unpacked)
 
 
@@ -70,7 +77,7 @@ class Decoy:
         self.name, self.role = name, role
         self._writer, self._clock = writer, clock
         rate = role.rate_max
-        self._bucket = None if rate == float("inf") else Bucket(rate, max(1.0, rate / 10), clock())
+        self._bucket = None if rate == float("inf") else Bucket(rate, 1.0 + rate / 10, clock())
 
     def takes(self, number: int) -> bool:
         """Whether the query of that number is recorded: every share of consecutive ones alike."""
@@ -249,5 +256,8 @@ def _records(path: Path) -> Iterator[_Saw | _Said]:
         body = data[at + _HEAD.size : at + _HEAD.size + size]
         if len(body) < size or zlib.crc32(body) != crc:
             return
-        yield _DECODER.decode(body)
+        try:
+            yield _DECODER.decode(body)
+        except (msgspec.MsgspecError, ValueError):
+            return
         at += _HEAD.size + size

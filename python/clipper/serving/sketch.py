@@ -37,6 +37,9 @@ class Quantiles:
         self.smallest, self.largest = math.inf, -math.inf
 
     def add(self, number: float) -> None:
+        """NaN is no number, and counts as nothing."""
+        if number != number:
+            return
         self.count += 1
         self.smallest, self.largest = min(self.smallest, number), max(self.largest, number)
         sign = (number > 0) - (number < 0)
@@ -115,7 +118,10 @@ class Drift:
 
 def size_of(number: Any) -> float:
     """A number itself; of an array its norm."""
-    return float(np.linalg.norm(number)) if isinstance(number, np.ndarray) else float(number)
+    if not isinstance(number, np.ndarray):
+        return float(number)
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(number))
 
 
 def ks_distance(some: "np.ndarray[Any, Any]", others: "np.ndarray[Any, Any]") -> float:

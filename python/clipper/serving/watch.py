@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from clipper.errors import ClipperError
 from clipper.selection import Prediction
 from clipper.selection.policy import agrees, is_number, is_usable
@@ -70,7 +72,7 @@ class Watch:
         if role.rate_max == float("inf"):
             return True
         if self._bucket is None or self._bucket.rate != role.rate_max:
-            self._bucket = Bucket(role.rate_max, max(1.0, role.rate_max / 10), now_s)
+            self._bucket = Bucket(role.rate_max, 1.0 + role.rate_max / 10, now_s)
         return self._bucket.take(now_s)
 
     def _sweep(self, now_s: float) -> None:
@@ -112,10 +114,10 @@ class _Compared:
         if not (is_usable(output) and is_usable(standard)):
             return
         if is_number(output) and is_number(standard):
-            try:
-                away = size_of(output - standard)
-            except ValueError:  # arrays of other shapes
+            if np.shape(output) != np.shape(standard):
                 return
+            with np.errstate(over="ignore", invalid="ignore"):
+                away = size_of(output - standard)
             self.away.add(away)
             self.same += away == 0.0
         else:

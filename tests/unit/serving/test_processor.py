@@ -9,6 +9,8 @@ from clipper.errors import ForkedProcess, UnknownModel
 from clipper.selection import Plan, policy_named
 from clipper.serving.processor import Asked, Question, finish, last_line, predict, why
 from clipper.serving.states import States
+from clipper.serving.stragglers import Means
+from clipper.serving.tally import Tally
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -118,3 +120,47 @@ def test_the_last_line_is_the_error_itself():
     assert last_line("Traceback\n  File x\nKeyError: 'a'\n\n") == "KeyError: 'a'"
     assert len(last_line("x" * 10_000)) == 500
     assert last_line("") == "no reason given"
+
+
+def test_a_straggler_is_its_mean_and_is_named():
+    means = Means()
+    means.add(B, 30.0)
+    asked = question(A, B, means=means)
+    tasks = [(Status.OK, 10.0, None, ""), (Status.DEADLINE, None, None, "")]
+    answer = finish(Ended(Asked(asked, Plan((A, B)), (A, B)), tasks))
+    assert (answer.output, answer.models, answer.missing) == (20.0, (A,), (B,))
+    assert answer.confidence == 0.5
+    assert not answer.is_default
+
+
+def test_what_queries_came_to_is_counted():
+    tally = Tally()
+    lineup = tally.lineup((A, B), None)
+    asked = question(A, B, lineup=lineup, confidence_min=0.6)
+    ended(asked, (Status.OK, 7), (Status.OK, 7))
+    ended(asked, (Status.OK, 7), (Status.OK, 8))
+    ended(asked, (Status.OK, 7), (Status.DEADLINE,))
+    ended(asked, (Status.FULL,), (Status.DEADLINE,))
+    ended(asked, (Status.OK, float("nan")), (Status.OK, None))
+    stats = tally.stats(lineup)
+    assert stats["answers"]["ok"] == 1
+    assert stats["answers"]["default"] == {"unsure": 2, "full": 1, "not_finite": 1}
+    a, b = stats["models"]["a:1"], stats["models"]["b:2"]
+    assert (a["used"], a["missing"], a["role"]) == (3, {"full": 1}, "primary")
+    assert (b["used"], b["missing"]) == (2, {"deadline": 2})
+    assert stats["agreement"] == {"a:1 b:2": {"n": 3.0, "mean": pytest.approx(1 / 3)}}
+    assert a["agreement"]["mean"] == pytest.approx(2 / 3), "with the answer: it was a's, when they did not agree"
+
+
+def test_decoys_hear_of_the_answer():
+    class Decoy:
+        def __init__(self):
+            self.heard = []
+
+        def said(self, *told):
+            self.heard.append(told)
+
+    decoy = Decoy()
+    ended(question(A, decoys=(decoy,)), (Status.OK, 7))
+    ended(question(A, decoys=(decoy,)), (Status.DEADLINE,))
+    assert decoy.heard == [(255, "n0-ff", 7, False), (255, "n0-ff", "none", True)]

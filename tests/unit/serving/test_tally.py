@@ -1,0 +1,107 @@
+"""What an application's queries came to."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.serving.roles import Cast, Role
+from clipper.serving.tally import Tally, closeness
+from clipper.types import VersionedModel
+
+A, B, C = (VersionedModel(name, 1) for name in "abc")
+
+outputs = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), st.text(max_size=3), st.binary(max_size=3), st.none(),
+    st.lists(st.floats(), min_size=1, max_size=3).map(np.array),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3).map(np.array),
+)  # fmt: skip
+
+
+@given(outputs, outputs)
+def test_closeness_is_a_share_whatever_models_say(one, other):
+    found = closeness(one, other)
+    assert 0.0 <= found <= 1.0
+    assert found == closeness(other, one)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(0.001, 1000))
+def test_closeness_is_the_same_in_any_unit(one, other, unit):
+    assert closeness(one * unit, other * unit) == pytest.approx(closeness(one, other), abs=1e-6)
+    assert closeness(one, one) == 1.0
+    assert closeness(np.array([one]), np.array([other])) == pytest.approx(closeness(one, other), abs=1e-9)
+
+
+def test_closeness_by_hand():
+    assert closeness(3, 3) == 1.0
+    assert closeness(3, 4) == 0.0
+    assert closeness(True, 1) == 0.0
+    assert closeness(10.0, 30.0) == 0.5
+    assert closeness(0.0, 0.0) == 1.0
+    assert closeness(1.0, "cat") == 0.0
+    assert closeness(math.nan, math.nan) == 0.0
+    assert closeness(np.ones(3), np.ones(4)) == 0.0
+
+
+def observation(said, label=None, score=None, answer=None):
+    return Observation(Plan(tuple(said)), {m: Prediction(o) for m, o in said.items()}, Truth(label, score), answer)
+
+
+def test_standings_come_from_feedback():
+    tally = Tally()
+    cast = Cast({B: Role("challenger", 0.5), C: Role("shadow")}, (A, B, C))
+    lineup = tally.lineup((A, B, C), cast)
+    for i in range(10):
+        tally.told(observation({A: 1, C: 1}, label=1 if i < 9 else 2, answer=1))
+        tally.told(observation({B: 2}, label=1, answer=2))
+    tally.told(observation({A: 1}, score=0.5, answer=1))
+    models = tally.stats(lineup)["models"]
+    assert {name: row["role"] for name, row in models.items()} == {"a:1": "primary", "b:1": "challenger", "c:1": "shadow"}
+    assert models["a:1"]["feedback"] == {"n": 11.0, "mean": pytest.approx(9.5 / 11)}
+    assert models["b:1"]["feedback"] == {"n": 10.0, "mean": 0.0}
+    assert models["c:1"]["feedback"] == {"n": 10.0, "mean": pytest.approx(0.9)}
+    assert tally.stats(lineup)["answers"]["feedback"] == {"n": 21.0, "mean": pytest.approx(9.5 / 21)}
+
+
+def test_comparing_has_a_budget_that_comes_back():
+    now = [0.0]
+    tally = Tally(clock=lambda: now[0])
+    lineup = tally.lineup((A, B), None)
+
+    def compared(times):
+        before = tally.stats(lineup)["agreement"].get("a:1 b:1", {"n": 0})["n"]
+        for _ in range(times):
+            tally.compare({A: Prediction(1), B: Prediction(1)}, 1)
+        return tally.stats(lineup)["agreement"]["a:1 b:1"]["n"] - before
+
+    assert compared(10_000) == 6666, "20 000 comparisons: each model with the answer, and with the other"
+    now[0] += 0.1
+    assert compared(10_000) == 667, "2 000 more, and what was left"
+
+
+def test_the_matrix_is_bounded():
+    tally = Tally()
+    models = tuple(VersionedModel(f"m{i:02}", 1) for i in range(40))
+    lineup = tally.lineup(models, None)
+    tally.compare({model: Prediction(1) for model in models}, 1)
+    assert len(tally.stats(lineup)["agreement"]) == 16 * 15 // 2
+
+
+def test_counts_outlive_a_change_and_models_that_go_are_forgotten():
+    tally = Tally()
+    first = tally.lineup((A, B), None)
+    tally.compare({A: Prediction(1), B: Prediction(1)}, 1)
+    tally.means.add(A, 1.0)
+    tally.asked.add()
+    second = tally.lineup((B, C), None)
+    stats = tally.stats(second)
+    assert set(stats["models"]) == {"b:1", "c:1"}
+    assert stats["agreement"] == {}
+    assert stats["queries"] == 1
+    assert stats["models"]["b:1"]["agreement"]["n"] == 1
+    assert tally.means.of(A) is None
+    first.tally.told(observation({A: 1}, label=1, answer=1))  # a straggler of before
+    assert set(tally.stats(second)["models"]) == {"b:1", "c:1"}
