@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from clipper.clock import wall_time_us
 from clipper.errors import StoreError
 from clipper.serving.feedback import packed, unpacked
 from clipper.serving.roles import Role
@@ -89,7 +90,7 @@ class Decoy:
         if self._bucket is not None and not self._bucket.take(self._clock()):
             self._writer.over_budget += 1
             return
-        self._writer.put(_Saw(id, time.time_ns() // 1000, user, x))
+        self._writer.put(_Saw(id, wall_time_us(), user, x))
 
     def said(self, number: int, id: str, output: Any, is_default: bool) -> None:
         """Of a query that was not recorded, this is read by nobody."""

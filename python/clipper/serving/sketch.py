@@ -108,8 +108,7 @@ class Drift:
         before, now = np.sort(np.array(first)), np.sort(np.array(last))
         psi, ks = _psi(*_by_decile(before, now)), ks_distance(before, now)
         bound = 1.63 * math.sqrt(1 / len(first) + 1 / len(last))
-        drifted = self._is_full() and (psi > _MUCH or ks > bound)
-        return {**seen, "psi": psi, "ks": ks, "ks_bound": bound, "drifted": drifted}
+        return {**seen, "psi": psi, "ks": ks, "ks_bound": bound, "drifted": self._is_full() and psi > _MUCH}
 
     def _is_full(self) -> bool:
         """Whether the latest are enough to say so: a tenth of a window is still noise."""
