@@ -192,6 +192,16 @@ def test_a_model_that_goes_leaves_no_observer_to_answer(server, deploy, app):
         handle.predict(row(1))
 
 
+def test_a_role_whose_model_is_unlinked_is_of_nobody(server, deploy, app):
+    main, gone, shadow = (deploy(model, input="f64[2]") for model in (right, wrong, wrong))
+    handle = app(main, gone, shadow, roles={gone.name: "canary", shadow.name: "shadow"}, slo_ms=SLO_MS)
+    server.catalog.unlink(handle.name, gone.name)
+    assert [str(model) for model in handle.predict(row(1)).result(10).models] == [main.name]
+    assert {name: row["role"] for name, row in of(server, handle)["models"].items()} == {
+        main.name: "primary", shadow.name: "shadow"
+    }  # fmt: skip
+
+
 def test_roles_in_a_file(tmp_path: Path):
     file = tmp_path / "clipper.toml"
     file.write_text('[apps.a]\nmodels = ["m"]\nroles = ["saw = decoy(share=0.5)"]\nmissing = "skip"\n')

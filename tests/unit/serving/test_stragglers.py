@@ -92,6 +92,25 @@ def test_votes_are_combined_without(name):
     assert (found.output, found.confidence) == (without.output, without.confidence)
 
 
+def test_a_number_of_the_past_is_no_vote():
+    policy = policy_named("ensemble")
+    state, means = learned(policy, [[0.5, 0.5, 0.5, 7.5]])
+    for label in (3, "cat", True):
+        arrived, missing = said([label, label]), list(MODELS[2:])
+        found, without = combine(policy, state, means, arrived, missing), policy.combine(state, arrived, missing)
+        assert (found.output, type(found.output), found.confidence) == (label, type(label), without.confidence)
+
+
+def test_what_means_nothing_is_left_alone():
+    class Undecided:
+        def combine(self, state, arrived, missing):
+            return Combined(float(len(arrived)), 0.0, ())
+
+    means = Means()
+    means.add(B, 1.0)
+    assert combine(Undecided(), None, means, {A: Prediction(2.0)}, [B]).output == 1.0
+
+
 def test_nobody_is_made_up():
     policy = policy_named("ensemble")
     state, means = learned(policy, [[1.0, 2.0, 3.0, 4.0]])
