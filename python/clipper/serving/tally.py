@@ -27,7 +27,7 @@ from clipper_core.histogram import Counter
 from clipper_core.model import Model as CoreModel
 from clipper_core.status import Status
 
-_PAIRS_RATE, _PAIRS_BURST = 20_000.0, 20_000.0  # of outputs compared: 0.3 us each
+_PAIRS_RATE, _PAIRS_BURST = 5_000.0, 5_000.0  # of outputs compared: 1 us each, so half a per cent of a core
 _ARRAY_PRICE = 20.0  # pairs of labels to one of arrays
 _TOLD_RATE, _TOLD_BURST = 20_000.0, 20_000.0  # of feedbacks looked at
 _MODELS_MAX = 16  # in the matrix
