@@ -188,8 +188,16 @@ def test_a_model_that_goes_leaves_no_observer_to_answer(server, deploy, app):
     main, shadow = deploy(right, input="f64[2]"), deploy(wrong, input="f64[2]")
     handle = app(main, shadow, roles={shadow.name: "shadow"}, slo_ms=SLO_MS)
     server.retire(main.name, force=True)
-    with pytest.raises(UnknownModel):
+    with pytest.raises(UnknownModel, match="has no primary left"):
         handle.predict(row(1))
+
+
+def test_candidates_of_a_request_have_no_roles(server, deploy, app):
+    main, shadow = deploy(right, input="f64[2]"), deploy(wrong, input="f64[2]")
+    handle = app(main, shadow, roles={shadow.name: "shadow"}, slo_ms=SLO_MS)
+    request = clipper.PredictionRequest(row(3), handle.name, candidate_models=(shadow.name,))
+    assert server.schedule_prediction(request).result(10).output == 4
+    assert of(server, handle)["queries"] == 0, "it is no query of the application's own models"
 
 
 def test_a_role_whose_model_is_unlinked_is_of_nobody(server, deploy, app):

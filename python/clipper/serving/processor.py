@@ -72,7 +72,8 @@ def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
     plan = cast.plan(question.policy, state, query) if cast else question.policy.select(state, query, question.models)
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
-        raise UnknownModel(f"application {question.name!r} links no model.", hint=hint)
+        lacks = "has no primary left, only models of other roles" if question.models else "links no model"
+        raise UnknownModel(f"application {question.name!r} {lacks}.", hint=hint)
     return state, plan
 
 

@@ -52,7 +52,9 @@ class Questions:
         for model in view.models():
             self._running.ensure(model)
         self._tallies = {name: self._tallies.get(name) or Tally() for name in view.applications}
-        self._by_name = {name: self._cast(view, app, self._resolved(view, app)) for name, app in view.applications.items()}
+        self._by_name = {name: self._cast(view, app, self._tallies[name]) for name, app in view.applications.items()}
+        for name, question in self._by_name.items():
+            question.learner.told = self._tallies[name].told
         self._candidates = {}
 
     def stats(self) -> dict[str, dict[str, Any]]:
@@ -63,8 +65,9 @@ class Questions:
             if question.lineup is not None
         }
 
-    def _cast(self, view: View, app: Application, question: Question) -> Question:
+    def _cast(self, view: View, app: Application, tally: Tally) -> Question:
         """The question with its application's roles and counts."""
+        question = self._resolved(view, app)
         roles: dict[VersionedModel, Role] = {}
         decoys = []
         for name, text in app.roles.items():
@@ -77,15 +80,14 @@ class Questions:
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
         cast = Cast(roles, question.models) if roles else None
-        lineup = self._tallies[app.name].lineup(question.models, cast)
-        question.learner.told = lineup.tally.told
+        lineup = tally.lineup(question.models, cast)
         return msgspec.structs.replace(
             question,
             window=self._learning.window if question.window is None and app.roles else question.window,
             lineup=lineup,
             cast=cast,
             decoys=tuple(decoys),
-            means=lineup.tally.means if averages(question.policy) and app.missing == "mean" else None,
+            means=tally.means if averages(question.policy) and app.missing == "mean" else None,
         )
 
     def _resolved(self, view: View, app: Application) -> Question:
@@ -117,7 +119,7 @@ class Questions:
         view = self._catalog.view
         base = Application("", slo_ms=1000.0) if request.application is None else view.application(request.application)
         links = tuple(view.model(model).id for model in candidates)
-        question = self._resolved(view, msgspec.structs.replace(base, models=links))
+        question = self._cast(view, msgspec.structs.replace(base, models=links, roles={}), Tally())
         if len(known) < _QUESTIONS_MAX:
             known[key] = question
         return question

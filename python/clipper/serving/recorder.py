@@ -60,6 +60,8 @@ class _Said(msgspec.Struct, array_like=True, tag="said"):
 
 
 def _plain(value: Any) -> Any:
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
         raise TypeError(f"no record holds an array of {value.dtype}")
     return packed(value)
@@ -114,7 +116,7 @@ class Segments:
     def put(self, record: _Saw | _Said) -> None:
         try:
             body = _ENCODER.encode(record)
-        except (TypeError, ValueError, OverflowError):  # an input that no record holds
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # an input that no record holds
             self.dropped += 1
             return
         if len(body) + _HEAD.size > self.bytes_max // _SEGMENTS or not self._ring.put(self, body):

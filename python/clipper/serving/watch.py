@@ -194,8 +194,10 @@ class Watched:
 
     def stats(self) -> dict[str, Any]:
         """`observers`: beside the answer; `canaries`: their drift, and the others against them."""
+        for _ in range(PENDING_MAX // 16):
+            with self._lock:  # a few at a time: answers are made meanwhile
+                self._look_at(16)
         with self._lock:
-            self._look_at(len(self._pending))
             found: dict[str, Any] = {}
             if self._beside:
                 found["observers"] = {str(model): one.stats() for model, one in sorted(self._beside.items())}
