@@ -1,0 +1,65 @@
+"""What counting costs an answer: `finish` with an application's statistics and means, beside `finish` without.
+
+pytest bench/micro/bench_tally.py --benchmark-columns=min,median,iqr
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from clipper.selection import Plan, policy_named
+from clipper.serving.processor import Asked, Question, finish
+from clipper.serving.states import States
+from clipper.serving.tally import Tally
+from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
+from clipper.types import VersionedModel
+from clipper_core.status import Status
+
+OPERATIONS = 2_000
+OUTPUTS = {"one label": [7], "three labels": [7, 7, 8], "three numbers": [1.0, 2.0, 3.0]}
+
+
+class Ended:
+    """A future whose tasks have ended well."""
+
+    def __init__(self, asked: Question, outputs: list[Any]) -> None:
+        self.extra = Asked(asked, Plan(asked.models), asked.learner.state(None))
+        self.outputs, self.latency_us, self.id = outputs, 100, 1
+
+    def status(self, i: int = 0) -> Status:
+        return Status.OK
+
+    def output(self, i: int = 0) -> Any:
+        return self.outputs[i]
+
+    def confidence(self, i: int = 0) -> None:
+        return None
+
+
+def question(models: tuple[VersionedModel, ...]) -> Question:
+    policy = policy_named("ensemble")
+    states = States(MemoryStore(), Journal(None), "node", 100, 1.0)
+    return Question("app", models, {}, policy, states.learner("app", "ensemble", policy, models), 1000)
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["anchor", "counted"])
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_finish(benchmark: Any, kind: str, counted: bool) -> None:
+    outputs = OUTPUTS[kind]
+    models = tuple(VersionedModel(f"m{i}", 1) for i in range(len(outputs)))
+    asked = question(models)
+    if counted:
+        tally = Tally()
+        asked = msgspec.structs.replace(asked, lineup=tally.lineup(models, None), means=tally.means)
+    future: Any = Ended(asked, outputs)
+
+    def run() -> None:
+        for _ in range(OPERATIONS):
+            finish(future)
+
+    benchmark.group = kind
+    benchmark.pedantic(run, rounds=30, warmup_rounds=3)
+    if benchmark.stats is not None:
+        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / OPERATIONS * 1e9, 1)
