@@ -37,7 +37,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "clock"),
+    ("types", "errors", "clock", "stream_settings"),
     ("config", "selection", "store", "metrics", "state_dir"),
     ("catalog",),
     ("serving",),

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
+from clipper.stream_settings import ModelStreamSettings, StreamSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -173,6 +174,8 @@ class Config(msgspec.Struct, frozen=True):
     feedback: FeedbackSettings = FeedbackSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
+    streams: dict[str, StreamSettings] = {}
+    model_streams: dict[str, ModelStreamSettings] = {}
     origins: dict[str, str] = {}
 
 
@@ -193,13 +196,19 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "batching": Batching,
     "feedback": FeedbackSettings,
 }
-_NAMED: dict[str, type[msgspec.Struct]] = {"models": ModelSettings, "apps": ApplicationSettings}
+_NAMED: dict[str, type[msgspec.Struct]] = {
+    "models": ModelSettings,
+    "apps": ApplicationSettings,
+    "streams": StreamSettings,
+    "model_streams": ModelStreamSettings,
+}
+_NOUNS = {"models": "model", "apps": "application"}
 _Path = tuple[str, ...]
 _Leaves = dict[_Path, tuple[Any, str]]  # path -> value, where it came from
 
 
 def describe() -> list[KeyInfo]:
-    """Every key there is; `models.NAME.` and `apps.NAME.` stand for any name."""
+    """Every key there is; `models.NAME.`, `apps.NAME.` and their like stand for any name."""
     rows = []
     tables = [*_SECTIONS.items(), *((f"{section}.NAME", kind) for section, kind in _NAMED.items())]
     for section, kind in tables:
@@ -232,7 +241,8 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | No
         for section, kind in _NAMED.items()
     }
     config = Config(
-        _with_token(server, leaves), limits, batching, feedback, named["models"], named["apps"],
+        _with_token(server, leaves), limits, batching, feedback, named["models"], named["apps"], named["streams"],
+        named["model_streams"],
         {".".join(path): origin for path, (_, origin) in leaves.items()},
     )  # fmt: skip
     _check(config, leaves)
@@ -382,7 +392,7 @@ def _names(leaves: _Leaves, section: str) -> list[str]:
         if len(at) == 1 or (len(at) == 2 and value != {}):
             raise ConfigError(f"{origin}: {'.'.join(at)} = {_shown(value)}: expected a table, as in [{section}.NAME].")
         try:
-            names[check_name(at[1], "model" if section == "models" else "application")] = None
+            names[check_name(at[1], _NOUNS.get(section, "stream"))] = None
         except ValueError as error:
             raise ConfigError(f"{origin}: {error}") from None
     return list(names)
@@ -525,6 +535,10 @@ def _check(config: Config, leaves: _Leaves) -> None:
         if app.slo_ms > config.limits.slo_ms_max:
             longest = _number(config.limits.slo_ms_max)
             raise refuse(("apps", name, "slo_ms"), f"more than limits.slo_ms_max ({longest} ms).")
+    for section, key in (("streams", "app"), ("streams", "url"), ("model_streams", "url")):
+        for name, settings in getattr(config, section).items():
+            if not getattr(settings, key):
+                raise refuse((section, name, key), "it is needed.")
 
 
 def roles_in(lines: Sequence[str]) -> dict[str, str]:

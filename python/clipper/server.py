@@ -16,6 +16,7 @@ from clipper.errors import (
     UnknownApplication,
     did_you_mean,
 )
+from clipper.frontend.streaming import Streaming
 from clipper.manage.deployment import Deployment, type_of
 from clipper.selection import policy_named
 from clipper.serving.address import listen
@@ -43,7 +44,7 @@ _DRAIN_POLL_S = 0.002
 _APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing")
 
 
-class ClipperServer:
+class ClipperServer(Streaming):
     """One serving node. Threads: any. Use it in a `with` block, or call close().
 
     Answers queries by their own deadline from models in processes of their own. Build one with `clipper.start()`.
@@ -87,6 +88,7 @@ class ClipperServer:
             self._questions.resolve(self.catalog.view)
             self._declare()
             self._learning.replay()
+            self._start_streams()
         except BaseException:
             self.close(drain_s=0)
             raise
@@ -99,9 +101,10 @@ class ClipperServer:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._engines.refuse_new()
-        self._deployment.refuse_new()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
+        self._deployment.refuse_new()
+        self._stop_streams(until - time.monotonic())
+        self._engines.refuse_new()
         while self._engines.in_flight() and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)
         self._deployment.stop()
@@ -151,7 +154,8 @@ class ClipperServer:
         code: Sequence[str] = (),
         wait: bool = True,
     ) -> CoreModel:
-        """Deploy a function, a bound method, a scikit-learn estimator, a `clipper_container.Model`, or "module:attribute".
+        """Deploy a function, a bound method, a scikit-learn estimator, a `clipper_container.Model`, "module:attribute", or
+        "model.onnx" or "model.skops".
 
         It runs in `replicas` processes of its own ((1, 4): as many of 1 to 4 as the load asks for) and takes a batch: an array
         of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time. input: `f64[64]`, `str`, ...;

@@ -1,4 +1,5 @@
-"""`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process, as a replica.
+"""`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process, as a replica; `check TARGET`
+loads one, and tells.
 
 Only the standard library is imported before the limits of threads are set: BLAS reads them when numpy is imported.
 """
@@ -31,6 +32,7 @@ _EXAMPLES = """\
 TARGET is one of
   module:attribute    a function, an estimator or a Model, imported from the current directory or the environment
   path/to/model.pkl   a file packed by `clipper deploy`; it is unpickled in this process only
+  path/to/model.onnx  an ONNX model, or a .skops file: data, nothing is unpickled
 
 a function gets a batch and returns one output for each row:
   # doubler.py
@@ -47,7 +49,7 @@ exit codes: 0 asked to stop; 2 wrong usage; 3 the model did not load; 4 the serv
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="clipper-container", description="Run a model as a replica of a clipper server.")
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="serve")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     serve = verbs.add_parser(
         "serve",
         help="load a model, connect, answer batches",
@@ -102,6 +104,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="die when the thread that started this process ends; with PID, at once unless that is the parent",
     )
+    check = verbs.add_parser(
+        "check",
+        help="is this a model? one line of JSON",
+        description="Verify and load a model that is data (.onnx, .skops, or one of them packed) in this process, and print what "
+        "it is as one line of JSON: {\"ok\": true, \"input\": TYPE}, or {\"ok\": false, \"reason\": TEXT} and exit code 3.",
+    )
+    check.add_argument("target", metavar="TARGET", help="an .onnx, .skops or .packed file")
+    check.add_argument("--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve")
+    check.set_defaults(threads=1)
     return top
 
 
@@ -129,7 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
     limit_threads(arguments.threads)
-    return _serve(arguments)
+    return _check(arguments) if arguments.verb == "check" else _serve(arguments)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    import json
+
+    from clipper_container.adapters.check import examine
+
+    found = examine(arguments.target)
+    print(json.dumps(found), flush=True)
+    return 0 if found["ok"] else EXIT_LOAD_FAILED
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from typing import Any
 
 import cloudpickle
 
+from clipper.deploy.artifact import SUFFIX, artifact_of, is_data
 from clipper.errors import PackagingError
 from clipper_container import Model
 from clipper_container.adapters.function import MAGIC
@@ -45,7 +46,7 @@ class Package:
     """A model that is ready for a container.
 
     target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a module.
-    kind: "function", "estimator", "model" or "module". input: type of one row, where the model says it.
+    kind: "function", "estimator", "model", "module", "onnx" or "skops". input: type of one row, where the model says it.
     code: directories that the container needs on sys.path.
     """
 
@@ -57,9 +58,10 @@ class Package:
 
 
 def pack(thing: Any, name: str, version: int, directory: str | os.PathLike[str], code: Sequence[str] = ()) -> Package:
-    """Make a package of a function, closure, bound method, estimator, Model (or class of them), or "module:attribute".
+    """Make a package of a function, closure, bound method, estimator, Model (or class of them), "module:attribute", an .onnx or
+    .skops file, or an Artifact.
 
-    directory: where the file `NAME-VERSION-SHA12.pkl` goes; it is made when missing.
+    directory: where the file `NAME-VERSION-SHA12.pkl` (or `.packed`) goes; it is made when missing.
     code: files or directories that the container needs beside what travels by value.
     Raises: PackagingError; OSError when the file cannot be written.
     """
@@ -68,15 +70,24 @@ def pack(thing: Any, name: str, version: int, directory: str | os.PathLike[str],
             f"{name!r} is no model name; use a-z, 0-9, '.', '_' and '-', at most 128, the first a letter or digit"
         )
     places = _directories(code)
+    if is_data(thing):
+        artifact = artifact_of(thing)
+        path, sha256 = _kept(artifact.packed(name), name, version, directory, SUFFIX)
+        return Package(path, artifact.kind, sha256, code=places)
     if isinstance(thing, str) and not thing:  # its containers are started by somebody else
         return Package("", "module")
     if isinstance(thing, str):
         return Package(thing, "module", code=(*places, *_home_of(thing)))
-    content = _content(thing, _kind(thing), name)
+    path, sha256 = _kept(_content(thing, _kind(thing), name), name, version, directory, ".pkl")
+    return Package(path, _kind(thing), sha256, input_of(thing), places)
+
+
+def _kept(content: bytes, name: str, version: int, directory: str | os.PathLike[str], suffix: str) -> tuple[str, str]:
+    """Write the file; -> its path and SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
-    path = Path(directory) / f"{name}-{version}-{sha256[:12]}.pkl"
+    path = Path(directory) / f"{name}-{version}-{sha256[:12]}{suffix}"
     _write(path, content)
-    return Package(str(path.absolute()), _kind(thing), sha256, input_of(thing), places)
+    return str(path.absolute()), sha256
 
 
 def input_of(thing: Any) -> str | None:

@@ -97,7 +97,7 @@ def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
     words += ["--connect", spec.connect, "--name", spec.name, "--version", str(spec.version), "--replica", str(replica)]
     words += ["--threads", str(spec.threads), "--token-env", TOKEN_ENV, "--die-with-parent", str(os.getpid())]
     for option, value in (("--input", spec.input), ("--output", spec.output), ("--sha256", spec.sha256)):
-        words += [option, value] if value else []
+        words += [option, value] if value and value != "any" else []  # what it declares itself, then
     for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
         words += [option, str(number)] if number else []
     words += ["--protocol", "1"] if spec.protocol == 1 else []

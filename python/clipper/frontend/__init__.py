@@ -1,0 +1,1 @@
+"""How requests come in from outside this process."""

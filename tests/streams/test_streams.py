@@ -1,0 +1,499 @@
+"""Records through a real Redis: each is answered once, in order, or refused with the reason; whatever happens between."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import ConfigError, InvalidInput, UnknownApplication
+from clipper.testing import wait_until
+from tests.store.conftest import RedisServer
+
+redis = pytest.importorskip("redis")
+Client = Any
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Client]:
+    with redis.Redis.from_url(redis_server.url, decode_responses=True, encoding_errors="replace") as made:
+        yield made
+
+
+def answers_of(client: Client, name: str) -> list[dict[str, str]]:
+    return [fields for _, fields in client.xrange(name)]
+
+
+def streams(fresh: Callable[[], str], **settings: Any) -> dict[str, Any]:
+    name = fresh()
+    return {"source": f"{name}.in", "answers": f"{name}.out", **settings}
+
+
+# -- records and answers
+
+
+def test_records_are_answered_in_order(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    for i in range(500):
+        client.xadd(names["source"], {"id": f"r{i}", "input": json.dumps([i, 1, 2.5]), "q.trace": f"t{i}"})
+    with server.stream("sums", redis_server.url, **names) as stream:
+        wait_until(lambda: client.xlen(names["answers"]) == 500)
+    found = answers_of(client, names["answers"])
+    assert [one["id"] for one in found] == [f"r{i}" for i in range(500)]
+    assert [float(one["output"]) for one in found] == [i + 3.5 for i in range(500)]
+    assert found[7]["q.trace"] == "t7"
+    assert found[7]["models"] == "total:1"
+    assert (found[7]["default"], found[7]["missing"]) == ("0", "")
+    assert int(found[7]["latency_us"]) >= 0
+    assert stream.stats()["answered"] == 500
+    assert client.xpending(names["source"], "clipper")["pending"] == 0
+    assert client.xinfo_consumers(names["source"], "clipper") == [], "a consumer that left is forgotten"
+
+
+def test_a_person_can_write_and_read_it(
+    server: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    words = ["redis-cli", "-s", redis_server.url.removeprefix("unix://")]
+    add = [*words, "XADD", names["source"], "*", "input", "[1, 2, 3]"]
+    entry = subprocess.run(add, capture_output=True, text=True, check=True)
+    with server.stream("sums", redis_server.url, **names) as stream:
+        wait_until(lambda: stream.stats()["answered"] == 1)
+    found = subprocess.run([*words, "XRANGE", names["answers"], "-", "+"], capture_output=True, text=True, check=True)
+    lines = found.stdout.split("\n")
+    assert lines[lines.index("output") + 1] == "6.0"
+    assert lines[lines.index("id") + 1] == entry.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"input": "[1, 2"}, "is no JSON"),
+        ({"input": "[1, 2]"}, "3"),
+        ({"input": "null"}, "a number, a string or an array"),
+        ({"input": '{"a": 1}'}, "a number, a string or an array"),
+        ({"id": "x"}, "has one of the fields input"),
+        ({"input": "[1,2,3]", "text": "x"}, "this has input and text"),
+        ({"input": "[1,2,3]", "slo": "5"}, "unknown field 'slo' - did you mean 'slo_ms'"),
+        ({"input": "[1,2,3]", "slo_ms": "soon"}, "a number is needed"),
+        ({"input": "[1,2,3]", "slo_ms": "-1"}, "must lie above 0"),
+        ({"input": "[1,2,3]", "slo_ms": "nan"}, "must lie above 0"),
+        ({"input": "[1,2,3]", "user": "a", "context": "b"}, "differ here"),
+        ({"input": "[1,2,3]", "shape": "3"}, "belongs to `data`"),
+        ({"data": b"\0" * 23, "dtype": "f64", "shape": "3"}, "`data` has 23 bytes; f64 of shape (3,) has 24"),
+        ({"data": b"\0" * 24, "dtype": "f99"}, "field 'dtype'"),
+        ({"data": b"\0" * 24, "dtype": "f64", "shape": "a,b"}, "write it as 28,28"),
+        ({"text": b"\xff"}, "is not UTF-8"),
+        ({"id": b"\xff", "input": "[1,2,3]"}, "is not UTF-8"),
+        ({b"\xff": "x"}, "unknown field"),
+        ({"id": "i" * 1000, "input": "[1,2,3]"}, "at most 512"),
+        ({"input": "[1,2,3]", **{f"q.{i}": "x" for i in range(101)}}, "at most 100"),
+    ],
+)
+def test_a_poison_record_is_refused_with_the_reason_and_the_next_is_answered(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str],
+    fields: dict[Any, Any], why: str,
+) -> None:  # fmt: skip
+    names = streams(fresh)
+    entry = client.xadd(names["source"], fields)
+    client.xadd(names["source"], {"input": "[1,2,3]"})
+    with server.stream("sums", redis_server.url, **names):
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+    (refused,) = answers_of(client, names["source"] + ".refused")
+    assert why in refused["refused.reason"]
+    assert (refused["refused.entry"], refused["refused.source"]) == (entry, names["source"])
+    assert refused["refused.kind"] == "invalid-input"
+    assert client.xpending(names["source"], "clipper")["pending"] == 0
+
+
+def test_bytes_come_in_and_arrays_go_out_alike(
+    server: clipper.ClipperServer, redis_server: RedisServer, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    row = np.arange(4, dtype=np.float32).reshape(2, 2)
+    with redis.Redis.from_url(redis_server.url) as raw, server.stream("doubles", redis_server.url, **names):
+        raw.xadd(names["source"], {"data": row.tobytes(), "dtype": "f32", "shape": "2,2"})
+        raw.xadd(names["source"], {"input": "[[0,1],[2,3]]"})
+        wait_until(lambda: raw.xlen(names["answers"]) == 2)
+        (_, binary), (_, text) = raw.xrange(names["answers"])
+    assert (binary[b"dtype"], binary[b"shape"]) == (b"f32", b"2,2")
+    assert np.array_equal(np.frombuffer(binary[b"data"], np.float32).reshape(2, 2), row * 2)
+    assert json.loads(text[b"output"]) == (row * 2).tolist()
+
+
+def test_text_is_taken_as_it_is(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    with server.stream("loud", redis_server.url, **names):
+        client.xadd(names["source"], {"text": 'say "hé"'})
+        client.xadd(names["source"], {"input": '"hé"'})
+        wait_until(lambda: client.xlen(names["answers"]) == 2)
+    assert [json.loads(one["output"]) for one in answers_of(client, names["answers"])] == ['SAY "HÉ"', "HÉ"]
+
+
+def test_two_entries_of_one_id_are_answered_once(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    for _ in range(3):
+        client.xadd(names["source"], {"id": "same", "input": "[1,2,3]"})
+    client.xadd(names["source"], {"id": "other", "input": "[1,2,3]"})
+    with server.stream("sums", redis_server.url, **names) as stream:
+        wait_until(lambda: client.xlen(names["answers"]) == 2)
+    assert [one["id"] for one in answers_of(client, names["answers"])] == ["same", "other"]
+    assert stream.stats()["duplicates"] == 2
+
+
+def test_answers_refusals_and_ids_are_bounded(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh, answers_max=100, refused_max=100, ids_max=50)
+    for i in range(600):
+        client.xadd(names["source"], {"id": f"i{i}", "input": "[1,2,3]"})
+        client.xadd(names["source"], {"input": "bad"})
+    with server.stream("sums", redis_server.url, **names) as stream:
+        wait_until(lambda: stream.stats()["answered"] == 600 and stream.stats()["refused"] == 600)
+    assert client.xlen(names["answers"]) <= 300  # about: Redis trims whole nodes of 100
+    assert client.xlen(names["source"] + ".refused") <= 300
+    assert client.zcard(f"{names['answers']}:clipper:ids") == 50
+
+
+def test_wrong_settings_are_refused_at_once(server: clipper.ClipperServer, redis_server: RedisServer) -> None:
+    with pytest.raises(UnknownApplication):
+        server.stream("none", redis_server.url)
+    with pytest.raises(InvalidInput, match="unknown setting 'gruop' of a stream - did you mean 'group'"):
+        server.stream("sums", redis_server.url, gruop="x")
+    with pytest.raises(InvalidInput, match="in_flight_max"):
+        server.stream("sums", redis_server.url, in_flight_max=0)
+    with pytest.raises(InvalidInput, match="three streams"):
+        server.stream("sums", redis_server.url, source="a", answers="a")
+    with pytest.raises(ConfigError, match="names no Redis server"):
+        server.stream("sums", "http://x")
+
+
+# -- models that are slow, or not there
+
+
+def test_no_more_is_read_than_the_models_take(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    """A model that is held back holds back the reading; all are answered once it goes on."""
+    names = streams(fresh, in_flight_max=8)
+    with clipper.testing.MemoryContainer(server.address, server.token, "held", input="f64[3]") as container:
+        container.say_hello()
+        server.app("held-app", models=["held"], slo_ms=60_000)
+        for i in range(100):
+            client.xadd(names["source"], {"input": f"[{i},0,0]"})
+        with server.stream("held-app", redis_server.url, **names) as stream:
+            batch, rows = container.read_batch()
+            wait_until(lambda: stream.stats()["in_flight"] == 8)
+            assert client.xpending(names["source"], "clipper")["pending"] == 8
+            assert stream.stats()["read"] == 8
+            answered = 0
+            while answered < 100:
+                container.reply(batch, np.asarray(rows).sum(axis=1))
+                answered += len(rows)
+                if answered < 100:
+                    batch, rows = container.read_batch()
+                assert client.xpending(names["source"], "clipper")["pending"] <= 8
+            wait_until(lambda: client.xlen(names["answers"]) == 100)
+    assert [float(one["output"]) for one in answers_of(client, names["answers"])] == list(range(100))
+
+
+def test_records_wait_for_a_model_that_is_not_there_yet(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    server.deploy("late", "", input="f64[3]", wait=False)
+    server.app("late-app", models=["late"], slo_ms=50, default=-1)
+    for i in range(40):
+        client.xadd(names["source"], {"input": f"[{i},0,0]"})
+    with server.stream("late-app", redis_server.url, **names) as stream:
+        wait_until(lambda: stream.stats()["in_flight"] > 0)
+        with clipper.testing.MemoryContainer(server.address, server.token, "late", input="f64[3]") as container:
+            container.serve(lambda rows: np.asarray(rows).sum(axis=1))
+            wait_until(lambda: client.xlen(names["answers"]) == 40)
+    found = answers_of(client, names["answers"])
+    assert [float(one["output"]) for one in found] == list(range(40)), "none got the default"
+
+
+def test_patience_ends_in_the_default(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh, patience_s=0)
+    server.deploy("never", "", input="f64[3]", wait=False)
+    server.app("never-app", models=["never"], slo_ms=50, default=-1)
+    client.xadd(names["source"], {"input": "[1,0,0]"})
+    with server.stream("never-app", redis_server.url, **names):
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+    (found,) = answers_of(client, names["answers"])
+    assert (found["output"], found["default"]) == ("-1", "1")
+    assert "no container of never" in found["reason"]
+
+
+# -- feedback
+
+
+def test_feedback_is_learned_from_by_record_by_prediction_and_by_input(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    name = fresh()
+    names = streams(fresh, feedback=f"{name}.told")
+    app = server.app(f"learns-{name}", models=["total"], slo_ms=5000, policy="exp4")
+    with server.stream(app.name, redis_server.url, **names) as stream:
+        entry = client.xadd(names["source"], {"input": "[1,2,3]"})
+        client.xadd(names["source"], {"id": "mine", "input": "[1,2,4]"})
+        wait_until(lambda: client.xlen(names["answers"]) == 2)
+        prediction = answers_of(client, names["answers"])[0]["prediction"]
+        client.xadd(f"{name}.told", {"id": entry, "label": "6.0"})
+        client.xadd(f"{name}.told", {"id": "mine", "correct": "true"})
+        client.xadd(f"{name}.told", {"id": "mine", "correct": "true"})  # again: counts once
+        client.xadd(f"{name}.told", {"prediction": prediction, "label": "6.0"})  # known by its record already
+        client.xadd(f"{name}.told", {"input": "[2,2,2]", "label": "6.0"})
+        client.xadd(f"{name}.told", {"id": "unheard of", "label": "6.0"})
+        client.xadd(f"{name}.told", {"id": "mine2", "label": "six"})
+        wait_until(lambda: client.xpending(f"{name}.told", "clipper")["pending"] == 0 and stream.stats()["feedback"]["read"] == 7)
+        wait_until(lambda: stream.stats()["feedback"]["in_flight"] == 0)
+    assert app._question(app.name).learner.state(None).seen == 3
+    refused = [fields["refused.kind"] for fields in answers_of(client, f"{name}.told.refused")]
+    assert refused == ["prediction-not-found", "invalid-input"]
+    assert stream.stats()["feedback"]["duplicates"] == 1
+
+
+def test_any_server_of_the_group_learns_about_a_record(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    """The one that answered is gone: the record itself is read again from its stream."""
+    name = fresh()
+    names = streams(fresh)
+    app = server.app(f"learns-{name}", models=["total"], slo_ms=5000, policy="exp4")
+    with server.stream(app.name, redis_server.url, **names):
+        client.xadd(names["source"], {"id": "mine", "input": "[1,2,4]", "user": "ann"})
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+    with server.stream(app.name, redis_server.url, feedback=f"{name}.told", **names) as other:
+        client.xadd(f"{name}.told", {"id": "mine", "label": "7.0"})
+        wait_until(lambda: other.stats()["feedback"]["answered"] == 1)
+    assert app._question(app.name).learner.state("ann").seen == 1
+
+
+# -- faults
+
+
+WORKER = """
+import sys, numpy as np, clipper
+def total(xs): return xs.sum(axis=1)
+if __name__ == "__main__":
+    url, source, answers = sys.argv[1:]
+    with clipper.start(drain_s=1) as server:
+        server.deploy("total", total, input="f64[3]")
+        server.app("sums", models=["total"], slo_ms=5000, default=-1)
+        stream = server.stream("sums", url, source=source, answers=answers, claim_s=0.5)
+        print("up", flush=True)
+        sys.stdin.read()
+"""
+
+
+class Workers:
+    """Servers in processes of their own, of one group."""
+
+    def __init__(self, folder: Any, *arguments: str) -> None:
+        (folder / "worker.py").write_text(textwrap.dedent(WORKER))
+        self._words = [sys.executable, "-W", "error", str(folder / "worker.py"), *arguments]
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        self.running.append(subprocess.Popen(self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+    def up(self) -> None:
+        for process in self.running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        self.running.remove(process)
+        process.kill()
+        process.communicate()
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            process.communicate("")
+            assert process.returncode == 0
+
+
+def test_a_killed_server_loses_nothing_and_answers_nothing_twice(
+    redis_server: RedisServer, client: Client, fresh: Callable[[], str], tmp_path: Any
+) -> None:
+    names = streams(fresh)
+    n = 6000
+    with Workers(tmp_path, redis_server.url, names["source"], names["answers"]) as workers:
+        workers.start()
+        workers.start()
+        workers.up()
+        pipe = client.pipeline(transaction=False)
+        for i in range(n):
+            pipe.xadd(names["source"], {"input": f"[{i},0,0]"})
+        pipe.execute()
+        wait_until(lambda: client.xlen(names["answers"]) >= 200)
+        workers.kill(workers.running[0])
+        wait_until(lambda: client.xlen(names["answers"]) >= n, patience_s=60)
+        wait_until(lambda: client.xpending(names["source"], "clipper")["pending"] == 0)
+    found = [float(one["output"]) for one in answers_of(client, names["answers"])]
+    assert sorted(found) == list(range(n)), "each exactly once, and none by default"
+
+
+def test_redis_is_killed_and_comes_back_midway(
+    server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh, claim_s=0.5)
+    draw = random.Random(3)
+    app, sent = server.app("sums"), 0
+    with redis.Redis.from_url(own_redis.url) as client, server.stream("sums", own_redis.url, **names) as stream:
+        for _ in range(3):
+            pipe = client.pipeline(transaction=False)
+            for i in range(sent, sent + 2000):
+                pipe.xadd(names["source"], {"input": f"[{i},0,0]"})
+            pipe.execute()
+            few, sent = sent + draw.randrange(1, 500), sent + 2000
+            wait_until(lambda few=few: client.xlen(names["answers"]) >= few)
+            own_redis.kill()
+            assert app.predict(np.array([1.0, 2, sent]), slo_ms=5000).result(5).output == 3 + sent, "others go on"
+            wait_until(lambda: stream.stats()["trouble"])
+            own_redis.start()
+        wait_until(lambda: client.xlen(names["answers"]) >= sent)
+        wait_until(lambda: stream.stats()["in_flight"] == 0)
+        found = [float(fields[b"output"]) for _, fields in client.xrange(names["answers"])]
+        assert sorted(found) == list(range(sent))
+        assert stream.stats()["reconnects"] >= 1
+        assert client.xpending(names["source"], "clipper")["pending"] == 0
+
+
+def test_redis_is_frozen_read_only_and_forgets(
+    server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipper.frontend.group.PATIENCE_S", 0.3)
+    names = streams(fresh, claim_s=0.5)
+    app = server.app("sums")
+    with redis.Redis.from_url(own_redis.url) as client, server.stream("sums", own_redis.url, **names) as stream:
+        wait_until(lambda: client.exists(names["source"]))
+        own_redis.signal(signal.SIGSTOP)
+        wait_until(lambda: stream.stats()["trouble"])
+        assert app.predict(np.array([1.0, 2, 4]), slo_ms=5000).result(5).output == 7.0
+        own_redis.signal(signal.SIGCONT)
+        wait_until(lambda: not stream.stats()["trouble"])
+        client.xadd(names["source"], {"input": "[1,0,0]"})
+        client.replicaof("127.0.0.1", "1")
+        wait_until(lambda: "ReadOnly" in stream.stats()["trouble"])
+        client.replicaof("no", "one")
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+        client.flushall()
+        client.xadd(names["source"], {"input": "[2,0,0]"})
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+        ((_, only),) = client.xrange(names["answers"])
+        assert only[b"output"] == b"2.0"
+
+
+def test_answers_that_cannot_be_written_leave_their_records_pending(
+    server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]
+) -> None:
+    """Redis has no memory left: it refuses what adds and takes what acknowledges."""
+    names = streams(fresh)
+    with redis.Redis.from_url(own_redis.url) as client, server.stream("sums", own_redis.url, **names) as stream:
+        for i in range(20):
+            client.xadd(names["source"], {"input": f"[{i},0,0]"})
+            if i == 9:
+                wait_until(lambda: client.xlen(names["answers"]) == 10)
+                client.set(names["answers"] + ".kept", b"")
+                client.rename(names["answers"], "kept")
+                client.set(names["answers"], "no stream")
+        wait_until(lambda: "WRONGTYPE" in stream.stats()["trouble"])
+        assert client.xpending(names["source"], "clipper")["pending"] >= 1
+        client.config_set("maxmemory", "1")
+        client.delete(names["answers"])
+        wait_until(lambda: "OOM" in stream.stats()["trouble"] or "OutOfMemory" in stream.stats()["trouble"])
+        assert client.xlen(names["answers"]) == 0
+        client.config_set("maxmemory", "0")
+        wait_until(lambda: client.xlen(names["answers"]) == 10)
+        assert [float(fields[b"output"]) for _, fields in client.xrange(names["answers"])] == list(range(10, 20))
+
+
+def test_redis_is_not_there_yet(server: clipper.ClipperServer, own_redis: RedisServer, fresh: Callable[[], str]) -> None:
+    own_redis.kill()
+    names = streams(fresh)
+    with server.stream("sums", own_redis.url, **names) as stream:
+        wait_until(lambda: stream.stats()["trouble"])
+        own_redis.start()
+        with redis.Redis.from_url(own_redis.url) as client:
+            client.xadd(names["source"], {"input": "[1,2,3]"})
+            wait_until(lambda: client.xlen(names["answers"]) == 1)
+
+
+def test_a_record_that_nobody_ever_answers_is_refused_in_the_end(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh, claim_s=0.1, deliveries_max=2)
+    client.xadd(names["source"], {"input": "[1,2,3]"})
+    client.xgroup_create(names["source"], "clipper", id="0")
+    for i in range(3):  # servers that took it, and died of it
+        client.xreadgroup("clipper", f"dead{i}", {names["source"]: ">"})
+        client.xclaim(names["source"], "clipper", f"dead{i}", 0, [client.xrange(names["source"])[0][0]])
+    with server.stream("sums", redis_server.url, **names):
+        wait_until(lambda: client.xlen(names["source"] + ".refused") == 1)
+    (refused,) = answers_of(client, names["source"] + ".refused")
+    assert refused["refused.kind"] == "poison"
+    assert client.xlen(names["answers"]) == 0
+
+
+def test_who_stops_leaves_what_is_not_answered_to_others(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    server.deploy("absent", "", input="f64[3]", wait=False)
+    server.app("absent-app", models=["absent"], slo_ms=50, default=-1)
+    client.xadd(names["source"], {"input": "[1,2,3]"})
+    stream = server.stream("absent-app", redis_server.url, **names)
+    wait_until(lambda: stream.stats()["in_flight"] == 1)
+    stream.stop(0)
+    stream.stop(0)
+    assert client.xlen(names["answers"]) == 0
+    assert client.xpending(names["source"], "clipper")["pending"] == 1
+    with server.stream("sums", redis_server.url, claim_s=0.1, **names):
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+
+
+def test_a_server_that_closes_stops_its_streams(redis_server: RedisServer, client: Client, fresh: Callable[[], str]) -> None:
+    names = streams(fresh)
+    for i in range(2000):
+        client.xadd(names["source"], {"input": f"[{i},0,0]"})
+    with clipper.start(drain_s=5) as server:
+        server.deploy("total", lambda xs: xs.sum(axis=1), input="f64[3]")
+        server.app("sums", models=["total"], slo_ms=5000, default=-1)
+        stream = server.stream("sums", redis_server.url, **names)
+        wait_until(lambda: stream.stats()["answered"] > 10)
+    found = [float(one["output"]) for one in answers_of(client, names["answers"])]
+    assert found == list(range(len(found))), "what was read is answered, and not by the default"
+    assert client.xpending(names["source"], "clipper")["pending"] == 0
+    assert not stream.stats()["running"]
+
+
+def test_predictions_go_on_beside_a_stream_without_redis(server: clipper.ClipperServer, fresh: Callable[[], str]) -> None:
+    names = streams(fresh)
+    with server.stream("sums", f"unix:///nowhere-{os.getpid()}.sock", **names) as stream:
+        wait_until(lambda: stream.stats()["trouble"])
+        app = server.app("sums")
+        assert [app.predict(np.full(3, float(i))).result(5).output for i in range(100)] == [3.0 * i for i in range(100)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("clipper-stream")]
