@@ -475,6 +475,20 @@ def test_who_stops_leaves_what_is_not_answered_to_others(
         wait_until(lambda: client.xlen(names["answers"]) == 1)
 
 
+def test_a_configuration_declares_streams(redis_server: RedisServer, client: Client, fresh: Callable[[], str]) -> None:
+    """As `clipper up` reads it; `app` and `models` of a stream are those of the file."""
+    names = streams(fresh)
+    settings = {"streams": {"in": {"app": "sums", "url": redis_server.url, **names}},
+                "model_streams": {"live": {"url": redis_server.url, "stream": names["source"] + ".models"}}}  # fmt: skip
+    with clipper.start(**settings, apps={"sums": {"slo_ms": 5000}}) as server:
+        server.deploy("total", lambda xs: xs.sum(axis=1), input="f64[3]")
+        server.app("sums", models=["total"])
+        client.xadd(names["source"], {"input": "[1,2,3]"})
+        client.xadd(names["source"] + ".models", {"name": "m"})
+        wait_until(lambda: client.xlen(names["answers"]) == 1)
+        wait_until(lambda: client.xlen(names["source"] + ".models.refused") == 1)
+
+
 def test_a_server_that_closes_stops_its_streams(redis_server: RedisServer, client: Client, fresh: Callable[[], str]) -> None:
     names = streams(fresh)
     for i in range(2000):

@@ -9,6 +9,7 @@ import pytest
 
 from clipper.config import ApplicationSettings, Config, KeyInfo, ModelSettings, describe, load, merge_batching
 from clipper.errors import ConfigError
+from clipper.stream_settings import ModelStreamSettings, StreamSettings
 from clipper.types import Batching
 
 EXAMPLE = """\
@@ -275,6 +276,21 @@ def test_merge_batching() -> None:
     assert load(env={}, models={"a": {"batching": base}}).models["a"].batching == base
 
 
+def test_streams() -> None:
+    url = "redis://127.0.0.1/0"
+    config = load(
+        env={"CLIPPER_STREAMS__IN__CLAIM_S": "5"},
+        streams={"in": {"app": "digits", "url": url, "source": "r"}},
+        model_streams={"live": {"url": url, "trusted": ["a.B"]}},
+    )
+    assert config.streams == {"in": StreamSettings("digits", url, "r", claim_s=5.0)}
+    assert config.model_streams == {"live": ModelStreamSettings(url, trusted=("a.B",))}
+    assert "streams.in.app: it is needed." in refusal(streams={"in": {"url": url}})
+    assert "model_streams.live.url: it is needed." in refusal(model_streams={"live": {"keep": 2}})
+    assert "unknown key 'gruop' in [streams.in] - did you mean 'group'?" in refusal(streams={"in": {"gruop": "x"}})
+    assert "expected a whole number from 1 to 65536 records" in refusal(streams={"in": {"in_flight_max": 0}})
+
+
 def test_every_key_is_described() -> None:
     rows = {row.key: row for row in describe()}
     assert rows["limits.cache_bytes_max"] == KeyInfo(
@@ -293,7 +309,7 @@ def test_every_key_is_described() -> None:
             assert row.range
     sections = (Config().server, Config().limits, Config().batching, Config().feedback)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
-    for named in (ModelSettings, ApplicationSettings):
+    for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))
     assert len(rows) == expected
 

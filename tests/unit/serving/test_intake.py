@@ -1,0 +1,56 @@
+"""How many records are taken at once: it grows, it halves, it does not run away."""
+
+import random
+
+from clipper.serving.intake import Intake
+
+
+def test_it_doubles_until_the_first_late_one_then_adds_one_a_window() -> None:
+    intake = Intake(1000)
+    sizes = []
+    for _ in range(3):
+        sizes.append(intake.size)
+        for _ in range(intake.size):
+            intake.told(False)
+    assert sizes == [16, 32, 64]
+    intake.told(True)
+    assert intake.size == 64
+    for _ in range(64):
+        intake.told(False)
+    assert intake.size == 64, "these were asked before"
+    for _ in range(70):
+        intake.told(False)
+    assert 65 <= intake.size <= 66
+
+
+def test_one_window_of_late_ones_halves_once() -> None:
+    intake = Intake(64)
+    for _ in range(100):
+        intake.told(False)
+    assert intake.size == 64
+    for _ in range(64):
+        intake.told(True)
+    assert intake.size == 32
+    intake.told(True)
+    assert intake.size == 16
+
+
+def test_it_stays_within_its_bounds() -> None:
+    draw = random.Random(1)
+    for size_max in (1, 2, 7, 500):
+        intake = Intake(size_max)
+        for _ in range(5000):
+            intake.told(draw.random() < draw.choice((0.0, 0.01, 0.9)))
+            assert 1 <= intake.size <= size_max
+
+
+def test_it_finds_what_a_model_can_do() -> None:
+    """A model that is late when more than 100 are in flight: it is kept busy, and seldom late."""
+    intake, late, asked = Intake(10_000), 0, 0
+    for _ in range(2000):
+        size = intake.size
+        for i in range(size):
+            intake.told(i >= 100)
+        late, asked = late + max(0, size - 100), asked + size
+    assert asked / 2000 > 60
+    assert late / asked < 0.05
