@@ -44,7 +44,8 @@ def redis_server() -> Iterator[str]:
     import redis
 
     with tempfile.TemporaryDirectory() as folder:
-        words = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/s", "--dir", folder, "--appendonly", "yes", "--save", ""]
+        words = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/s", "--dir", folder,
+                 "--save", "", "--appendonly", "yes"]  # fmt: skip
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         url = f"unix://{folder}/s"
         try:

@@ -229,6 +229,7 @@ def _settings(config: Any) -> list[dict[str, Any]]:
     import msgspec
 
     from clipper.config import describe
+    from clipper.store.redis import shown
 
     rows = []
     for info in describe():
@@ -238,7 +239,8 @@ def _settings(config: Any) -> list[dict[str, Any]]:
         for prefix, table in tables.items():
             value = getattr(table, key)
             origins = [o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")]
-            row = {"key": f"{prefix}.{key}", "value": "***" if key == "token" and value else msgspec.to_builtins(value)}
+            given = shown(value) if key in ("state", "url") else value  # a URL may have a password
+            row = {"key": f"{prefix}.{key}", "value": "***" if key == "token" and value else msgspec.to_builtins(given)}
             row |= {"unit": info.unit, "default": msgspec.to_builtins(info.default), "origin": ", ".join(origins[:1])}
             rows.append({**row, "origin": row["origin"] or "default", "text": info.text})
     return rows

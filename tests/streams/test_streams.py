@@ -288,6 +288,70 @@ def test_any_server_of_the_group_learns_about_a_record(
     assert app._question(app.name).learner.state("ann").seen == 1
 
 
+# -- several servers
+
+
+def test_two_servers_share_the_records_of_a_group(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    with server.stream("sums", redis_server.url, **names) as one, server.stream("sums", redis_server.url, **names) as two:
+        pipe = client.pipeline(transaction=False)
+        for i in range(3000):
+            pipe.xadd(names["source"], {"input": f"[{i},0,0]"})
+        pipe.execute()
+        wait_until(lambda: client.xlen(names["answers"]) == 3000)
+        wait_until(lambda: one.stats()["answered"] + two.stats()["answered"] == 3000)
+    assert min(one.stats()["answered"], two.stats()["answered"]) > 0
+    assert sorted(float(one["output"]) for one in answers_of(client, names["answers"])) == list(range(3000))
+
+
+def test_groups_answer_each_for_themselves(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    names = streams(fresh)
+    client.xadd(names["source"], {"id": "x", "input": "[1,2,3]"})
+    with server.stream("sums", redis_server.url, group="a", **names), server.stream("sums", redis_server.url, group="b", **names):
+        wait_until(lambda: client.xlen(names["answers"]) == 2)
+
+
+def test_what_is_worked_on_is_not_taken_away_and_who_is_gone_is_forgotten(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("clipper.frontend.group._FORGET_PERIODS", 2)
+    names = streams(fresh, claim_s=0.3)
+    with clipper.testing.MemoryContainer(server.address, server.token, "slow", input="f64[3]") as container:
+        container.say_hello()
+        server.app("slow-app", models=["slow"], slo_ms=60_000)
+        client.xadd(names["source"], {"input": "[1,2,3]"})
+        with server.stream("slow-app", redis_server.url, **names) as one:
+            batch, rows = container.read_batch()
+            client.xgroup_createconsumer(names["source"], "clipper", "long gone")
+            with server.stream("slow-app", redis_server.url, **names) as two:
+                wait_until(lambda: "long gone" not in str(client.xinfo_consumers(names["source"], "clipper")))
+                # that took two claim periods and more
+                assert (two.stats()["reclaimed"], two.stats()["read"]) == (0, 0)
+                container.reply(batch, np.asarray(rows).sum(axis=1))
+                wait_until(lambda: one.stats()["answered"] == 1)
+    assert client.xlen(names["answers"]) == 1
+
+
+def test_what_was_trimmed_before_it_was_answered_is_counted(
+    server: clipper.ClipperServer, redis_server: RedisServer, client: Client, fresh: Callable[[], str]
+) -> None:
+    if int(client.info("server")["redis_version"].split(".")[0]) < 7:
+        pytest.skip("Redis before 7 does not tell")
+    names = streams(fresh, claim_s=0.1)
+    client.xadd(names["source"], {"input": "[1,2,3]"})
+    client.xgroup_create(names["source"], "clipper", id="0")
+    client.xreadgroup("clipper", "dead", {names["source"]: ">"})
+    client.xtrim(names["source"], maxlen=0, approximate=False)
+    with server.stream("sums", redis_server.url, **names) as stream:
+        wait_until(lambda: stream.stats()["trimmed"] == 1)
+    assert client.xpending(names["source"], "clipper")["pending"] == 0
+
+
 # -- faults
 
 

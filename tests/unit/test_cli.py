@@ -103,7 +103,8 @@ def test_an_error_is_red_on_a_terminal(here: Path) -> None:
 
 
 def test_show_lists_every_key_and_where_it_comes_from(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "clipper.toml").write_text("[limits]\ntasks_max = 1000\n[models.svm]\nreplicas = 2\n")
+    (here / "clipper.toml").write_text("[limits]\ntasks_max = 1000\n[models.svm]\nreplicas = 2\n"
+                                      "[streams.a]\napp = 'x'\nurl = 'redis://me:secret@host'\n")  # fmt: skip
     monkeypatch.setenv("CLIPPER_SERVER__TOKEN", "secret")
     result = run("config", "show", "--json")
     rows = {row["key"]: row for row in json.loads(result.output)}
@@ -114,6 +115,7 @@ def test_show_lists_every_key_and_where_it_comes_from(here: Path, monkeypatch: p
     assert rows["models.svm.replicas"]["origin"] == "clipper.toml:4"
     assert rows["server.token"]["origin"] == "CLIPPER_SERVER__TOKEN"
     assert rows["server.heartbeat_ms"]["origin"] == "default"
+    assert rows["streams.a.url"]["value"] == "redis://me:***@host"
     assert "secret" not in result.output
 
 
