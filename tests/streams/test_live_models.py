@@ -83,7 +83,10 @@ def test_versions_come_in_while_serving_without_a_gap(
         raw.xadd(stream, described("digits", "onnx", contents[0], input="f64[64]", data=contents[0]))
         wait_until(lambda: client.xlen(stream + ".deployed") == 1)
         app = serving.app("digits", models=["digits"], slo_ms=5000, default=-1)
-        answers, stopping = [], threading.Event()
+        answers, stopping, ready = [], threading.Event(), []
+        unhook = serving.catalog.on_change(
+            lambda view: ready.append(all(serving._containers.of(model.id) for model in view.models()))
+        )
 
         def ask() -> None:
             for i in itertools.count():
@@ -106,6 +109,8 @@ def test_versions_come_in_while_serving_without_a_gap(
         stopping.set()
         for asker in askers:
             asker.join()
+        unhook()
+    assert all(ready), "a version is the latest only when its container is connected"
     assert not [answer for _, answer in answers if answer.is_default or answer.missing]
     right = [old.predict(digits[0]), new.predict(digits[0]), old.predict(digits[0])]
     versions = [answer.models[0].version for _, answer in answers]

@@ -220,8 +220,10 @@ def test_records_wait_for_a_model_that_is_not_there_yet(
     server.app("late-app", models=["late"], slo_ms=50, default=-1)
     for i in range(40):
         client.xadd(names["source"], {"input": f"[{i},0,0]"})
-    with server.stream("late-app", redis_server.url, **names) as stream:
-        wait_until(lambda: stream.stats()["in_flight"] > 0)
+    before = server.stats()["answered"]
+    with server.stream("late-app", redis_server.url, **names):
+        wait_until(lambda: server.stats()["answered"] > before + 20)  # the first window, and the first of it again
+        assert client.xlen(names["answers"]) == 0
         with clipper.testing.MemoryContainer(server.address, server.token, "late", input="f64[3]") as container:
             container.serve(lambda rows: np.asarray(rows).sum(axis=1))
             wait_until(lambda: client.xlen(names["answers"]) == 40)
@@ -285,6 +287,9 @@ def test_any_server_of_the_group_learns_about_a_record(
     with server.stream(app.name, redis_server.url, feedback=f"{name}.told", **names) as other:
         client.xadd(f"{name}.told", {"id": "mine", "label": "7.0"})
         wait_until(lambda: other.stats()["feedback"]["answered"] == 1)
+    with server.stream(app.name, redis_server.url, feedback=f"{name}.told", **names) as third:
+        client.xadd(f"{name}.told", {"id": "mine", "label": "7.0"})
+        wait_until(lambda: third.stats()["feedback"]["duplicates"] == 1)
     assert app._question(app.name).learner.state("ann").seen == 1
 
 
