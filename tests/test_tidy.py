@@ -24,16 +24,19 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("status", "dtype", "row_hash", "lead"),
     ("lz4",),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
+    ("decider",),
     ("column",),
     ("delivery", "clock_cache", "codec"),
+    ("hearing",),
     ("task",),
     ("piece",),
     ("future", "lane", "link"),
-    ("mailbox", "replica", "bulk", "demand"),
+    ("mailbox", "replica", "bulk", "demand", "asking"),
     ("crew",),
     ("scheduler",),
     ("engine",),
     ("model", "io_loop"),
+    ("ensemble",),
 )
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (

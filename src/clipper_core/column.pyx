@@ -10,7 +10,7 @@ import numpy as np
 from clipper_core.dtype cimport BYTES, STR
 from clipper_core.machine cimport acquire
 from clipper_core.prediction cimport TAG_BLOB, Blob, Value, blob_data, value_object
-from clipper_core.status cimport CANCELLED, OK, PENDING
+from clipper_core.status cimport CANCELLED, OK, PENDING, UNNEEDED
 
 cnp.import_array()
 
@@ -47,7 +47,7 @@ cdef object column_latencies_us(const Column* column):
     cdef u32 i
     for i in range(column.n if column.latency_us != NULL else 0):
         state = column.state[i].load(acquire)
-        if state != PENDING and state != CANCELLED:         # the loop may still write what nobody will read
+        if state != PENDING and state != CANCELLED and state != UNNEEDED:         # the loop may still write what nobody will read
             to[i] = column.latency_us[i]
     return latencies
 

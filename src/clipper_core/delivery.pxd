@@ -21,7 +21,7 @@ from clipper_core.status cimport Status
 
 cdef enum:
     BLOCK_SLOTS = 256
-    MAILBOXES_MAX = 32
+    MAILBOXES_MAX = 31          # the last bit of a slot's boxes is HEARD
     LED_TASKS_MAX = 4           # with more of them open the loop thread runs the turns itself
     ENGINES_MAX = 64            # of one server
     ENGINE_ID_BITS = 56         # ids of the engines' slots differ above them
@@ -34,8 +34,8 @@ cdef cppclass Block:
     u64 first_id                # id of slot 0; ids are never used twice
     Block* next                 # free list
     atomic[u8]* state           # Status, per slot
-    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot
-    u64* word                   # value, written before state leaves PENDING
+    atomic[u32]* boxes          # mailboxes to tell, one bit each, per slot; HEARD: there is a hearing to tell
+    u64* word                   # value, written before state leaves PENDING; until then its hearing
     u8* tag
     u32* latency_us             # submit to completion; 0 for a cache hit
 
@@ -61,7 +61,7 @@ cdef cppclass DeliveryState:
     Block* current
     Block* free
     u64 next_id
-    Mailbox* boxes[32]
+    Mailbox* boxes[31]
     u32 dirty                   # loop only: mailboxes with news since the last flush
     bint touched                # loop only: something ended since the last flush
     u32 number                  # of its engine, among its peers
@@ -70,6 +70,11 @@ cdef cppclass DeliveryState:
     atomic[u64] guests          # tasks of peers' futures that are open in this engine
     u64 away                    # loop only: peers with news of ours since the last flush, one bit each
     u32 away_dirty[64]          # loop only: their mailboxes with such news
+    atomic[u64] hearings        # verdicts handed out, which `issued` counts too
+    atomic[u64] calls           # list of hearings that the loop is to look at; written under the lock
+    bint calls_end              # under the lock: the loop will look at none any more
+    void (*heard)(DeliveryState* d, void* hearing, u32 slot, bint first, u8 status, u32 latency_us) noexcept nogil
+    #           a task of a hearing is over; `first`: its slot has ended with `status` just now
     Lead lead                   # who is "the loop" now
     int wake_fd                 # wakes it from epoll
     void* mover                 # the IO loop, and what it does for who holds the baton; NULL without one
@@ -80,6 +85,7 @@ cdef cppclass DeliveryState:
 
 # -- the steps that threads race on: future.hpp, the source that tests/schedules checks
 cdef extern from "future.hpp" namespace "clipper" nogil:
+    u32 HEARD "clipper::kSlotHeard"
     void claims_lock(atomic[u32]& lock) noexcept
     void claims_unlock(atomic[u32]& lock) noexcept
     void block_hold(Block& block, u32 refs) noexcept
@@ -112,8 +118,11 @@ cdef inline DeliveryState* home_of(DeliveryState* d, const Block* block) noexcep
     return d if block.home == d.number else d.peers[block.home]
 
 # -- ending a task, a peer's too. Threads: loop only. Takes over the value's reference and the task's reference to the block.
-cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
+cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil
+# ^ -> how it ended: this way, or as somebody else said before
 cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil   # a slot has ended that these mailboxes watch
+cdef void delivery_tell(DeliveryState* d, DeliveryState* home, u64 slot_id, u32 boxes) noexcept nogil
+# ^ a slot of d's or of a peer's has ended, and was counted
 cdef void delivery_flush(DeliveryState* d) noexcept nogil     # once per step: wakes whoever waits for what ended
 cdef u64 delivery_open(DeliveryState* d) noexcept nogil       # tasks that are open, of the moment
 cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothing will complete any more. Threads: any
@@ -122,6 +131,8 @@ cdef void delivery_kill(DeliveryState* d, int status) noexcept nogil     # nothi
 cdef void delivery_news(DeliveryState* d) noexcept nogil      # rows or commands were published: they are taken in now
 cdef void delivery_rouse(DeliveryState* d) noexcept nogil     # a leader that sleeps is to look at its future
 cdef void delivery_ring(DeliveryState* d) noexcept nogil      # somebody waits who cannot lead: the loop thread is needed
+cdef void delivery_call(DeliveryState* d) noexcept nogil      # news from another engine's loop: the loop itself is needed
+cdef void delivery_tell_outside(DeliveryState* d, u32 boxes) noexcept nogil      # a slot was ended without the loop, and counted
 cdef bint delivery_lead(DeliveryState* d) noexcept nogil      # a waiter: True: be the loop now, by turn(), then leave()
 
 # -- ending at submit, before anyone can wait; d: the block's home. Threads: any.

@@ -129,8 +129,9 @@ cdef bint slots_claim(DeliveryState* d, u32 count, Block** block, u32* first) no
 
 # -- ending ------------------------------------------------------------------------------------------------------------
 
-cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
+cdef Status slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Value* value, u32 latency_us) noexcept nogil:
     cdef u32 boxes
+    cdef u64 hearing = block.word[slot]         # if it is heard
     cdef Value mine = value[0]
     cdef DeliveryState* home = home_of(d, block)
     cdef bint first = slot_try_end(block[0], slot, <u8> status, mine, latency_us, &boxes)
@@ -138,21 +139,36 @@ cdef bint slot_end(DeliveryState* d, Block* block, u32 slot, Status status, Valu
         d.guests.fetch_sub(1, relaxed)
     if first and home != d:
         home.answered.fetch_add(1, relaxed)
-        d.away |= <u64> 1 << home.number
-        d.away_dirty[home.number] |= _notify(home, block.first_id + slot, boxes)
+        if boxes != HEARD:
+            delivery_tell(d, home, block.first_id + slot, boxes)
     elif first:
-        d.touched = True
         d.ended.store(d.ended.load(relaxed) + 1, relaxed)
-        if boxes:
-            slot_notify(d, block.first_id + slot, boxes)
+        if boxes == 0:
+            d.touched = True
+        elif boxes != HEARD:
+            delivery_tell(d, home, block.first_id + slot, boxes)
     else:
         value_drop(&mine)           # the reference, not the caller's Value: other rows are ended with it
+        status = <Status> slot_state(block[0], slot)
+        boxes = slot_boxes(block[0], slot)
+    if boxes & HEARD:
+        d.heard(d, <void*> hearing, slot, first, <u8> status, latency_us)
     block_drop(home, block, 1)
-    return first
+    return status
 
 
 cdef void slot_notify(DeliveryState* d, u64 slot_id, u32 boxes) noexcept nogil:
     d.dirty |= _notify(d, slot_id, boxes)
+
+
+cdef void delivery_tell(DeliveryState* d, DeliveryState* home, u64 slot_id, u32 boxes) noexcept nogil:
+    if home != d:
+        d.away |= <u64> 1 << home.number
+        d.away_dirty[home.number] |= _notify(home, slot_id, boxes)
+    else:
+        d.touched = True
+        if boxes:
+            slot_notify(d, slot_id, boxes)
 
 
 cdef u32 _notify(DeliveryState* home, u64 slot_id, u32 boxes) noexcept nogil:
@@ -242,6 +258,24 @@ cdef void delivery_news(DeliveryState* d) noexcept nogil:
             delivery_ring(d)
 
 
+cdef void delivery_call(DeliveryState* d) noexcept nogil:
+    if d.lead.rouse():
+        eventfd_signal(d.wake_fd)
+    else:
+        delivery_ring(d)
+
+
+cdef void delivery_tell_outside(DeliveryState* d, u32 boxes) noexcept nogil:
+    cdef u32 i
+    if epoch_ends(d[0]):
+        futex_wake_all(&d.epoch)
+        delivery_rouse(d)
+    for i in range(MAILBOXES_MAX):
+        if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
+            mailbox_overflow(d.boxes[i][0])     # the ids ring has one producer, the loop; this is the other way in
+            eventfd_signal(d.boxes[i].fd)
+
+
 cdef bint delivery_lead(DeliveryState* d) noexcept nogil:
     """For a thread that is counted in `waiters`."""
     if not d.lead.is_free():
@@ -294,6 +328,11 @@ cdef class Delivery:
     @property
     def answered(self):
         return self.state.answered.load(relaxed) + self.state.ended.load(relaxed)
+
+    @property
+    def hearings(self):
+        """Queries with a decider since the start: the verdict of each counts among `issued` and `answered`, beside its tasks."""
+        return self.state.hearings.load(relaxed)
 
     def kill(self, int status):
         """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""

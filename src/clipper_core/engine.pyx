@@ -6,6 +6,7 @@ from libc.string cimport memcpy, memset
 from libcpp.vector cimport vector
 from posix.unistd cimport close
 
+from clipper_core.asking cimport asking_close
 from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
 from clipper_core.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
@@ -388,6 +389,7 @@ cdef void _end_tasks(EngineState* e) noexcept nogil:
             engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
     for i in range(1, e.lanes.count + 1):
         lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
+    asking_close(e.lanes)
     delivery_flush(e.delivery)
 
 

@@ -18,6 +18,7 @@ namespace clipper {
 
 constexpr std::uint8_t kSlotPending = 0;  // Status.PENDING
 constexpr std::uint8_t kSlotNoValue = 0;  // TAG_NONE
+constexpr std::uint32_t kSlotHeard = 1u << 31;  // among the mailboxes to tell: a hearing
 
 // -- the allocator's lock: a few instructions per claim
 

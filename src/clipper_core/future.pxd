@@ -1,8 +1,10 @@
 # Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an ensemble, thousands for an array.
 # done() is one load per slot. A query that is answered at submit (a cache hit, a refusal) needs no slot: its Future holds the
 # value itself.
+from cpython.object cimport PyObject
 from clipper_core.column cimport Column
 from clipper_core.delivery cimport Block, Delivery
+from clipper_core.hearing cimport Hearing
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.prediction cimport Value
 
@@ -14,20 +16,26 @@ cdef class Future:
     cdef u64 own_id                    # of one without a block, given when asked for
     cdef u32 first
     cdef u32 count
-    cdef atomic[u32] cursor            # slots before it are done
+    cdef u32 slots                     # count, and one more for the verdict of one with a hearing
+    cdef atomic[u32] cursor            # slots before it are done; with a hearing, only the verdict's is looked at
+    cdef Hearing* hearing              # NULL: it is done when all its tasks are
+    cdef PyObject* models              # that the hearing may still ask, kept alive; NULL without one
+    cdef bint view                     # of one task of `extra`, a future that owns the slots
     cdef object finish                 # Future -> result, or None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
     cdef bint settled
     cdef bint mixed                    # its tasks lie in several engines: who waits for it leads none
 
-    cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; count: none is
+    cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; slots: none is
     cdef bint is_done(self) noexcept nogil
     cdef u8 _state(self, u32 i) noexcept nogil
     cdef Value _held(self, u32 i) noexcept nogil
     cdef int _wait(self, u64 until_us) noexcept nogil
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil
     cdef object _outcome(self)
+    cdef object _heard(self)
+    cdef bint _leave_hearing(self) noexcept
     cdef object _single(self, u32 i)
     cdef object _value(self, u32 i)
     cdef object _error(self, u32 i, u8 state)
@@ -37,4 +45,5 @@ cdef class Future:
 
 cdef Future future_at_once(Delivery delivery, u8 status, const Value* value, object finish, object extra)
 # ^ takes over the value's reference
+cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish, object extra)   # takes it over
 cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, object finish, object extra)

@@ -14,13 +14,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 from clipper_core.column cimport (Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
                                   column_states)
-from clipper_core.delivery cimport (MAILBOXES_MAX, DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead,
-                                    delivery_ring, delivery_rouse, epoch_ends, mailbox_overflow, slot_boxes, slot_state,
-                                    slot_try_cancel, slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
+from clipper_core.delivery cimport (DeliveryState, block_drop, claims_lock, claims_unlock, delivery_lead,
+                                    delivery_ring, delivery_tell_outside, slot_boxes, slot_state, slot_try_cancel,
+                                    slots_first_open, waiter_dead, waiter_enters, waiter_epoch, waiter_leaves)
 from clipper_core.dtype cimport F64
-from clipper_core.machine cimport atomic, eventfd_signal, futex_wait, futex_wake_all, monotonic_us, relaxed
+from clipper_core.hearing cimport hearing_cancel, hearing_drop, hearing_ruled
+from clipper_core.machine cimport atomic, futex_wait, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
-from clipper_core.status cimport CANCELLED, FULL, OK, PENDING, raise_for
+from clipper_core.status cimport BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for
 
 from clipper_core.status import Status as StatusName
 from clipper_core.status import error_for
@@ -66,14 +67,24 @@ cdef class Future:
         if self.block == NULL:
             value_drop(&self.at_once)
             return
+        if self.view or (self.hearing != NULL and not self._leave_hearing()):
+            return
         for i in range(self.first, self.first + self.count):
             state = slot_state(self.block[0], i)
-            if state != PENDING and state != CANCELLED and self.block.tag[i] == TAG_BLOB:
+            if state != PENDING and state != CANCELLED and state != UNNEEDED and self.block.tag[i] == TAG_BLOB:
                 value.word = self.block.word[i]
                 value.tag = TAG_BLOB
                 value_drop(&value)
                 self.block.tag[i] = TAG_NONE
-        block_drop(self.delivery.state, self.block, self.count)
+        block_drop(self.delivery.state, self.block, self.slots)
+
+    cdef bint _leave_hearing(self) noexcept:
+        """False: in a fork, where locks may be held by threads that are not there."""
+        if waiter_dead(self.delivery.state[0]) == FORKED:
+            return False
+        hearing_drop(self.hearing)
+        Py_DECREF(<object> self.models)
+        return True
 
     cdef u8 _state(self, u32 i) noexcept nogil:
         if self.block == NULL:
@@ -91,11 +102,11 @@ cdef class Future:
 
     cdef u32 first_open(self) noexcept nogil:
         if self.block == NULL:
-            return self.count
-        return slots_first_open(self.block[0], self.cursor, self.first, self.count)
+            return self.slots
+        return slots_first_open(self.block[0], self.cursor, self.first, self.slots)
 
     cdef bint is_done(self) noexcept nogil:
-        return self.block == NULL or self.first_open() == self.count
+        return self.block == NULL or self.first_open() == self.slots
 
     @cython.binding(False)
     def done(self):
@@ -106,33 +117,24 @@ cdef class Future:
         return not self.is_done()
 
     def cancelled(self):
-        return self._state(0) == CANCELLED
+        return self._state(0 if self.hearing == NULL else self.count) == CANCELLED
 
     def cancel(self):
         """Give the query up. True if a task was still pending; a prediction on its way still fills the cache."""
         cdef DeliveryState* d = self.delivery.state
-        cdef u32 i, ended = 0
-        if self.block == NULL:
+        cdef u32 i, ended = 0, boxes = 0
+        if self.block == NULL or self.view:
             return False
+        if self.hearing != NULL:
+            ended = hearing_cancel(self.hearing)
         for i in range(self.first, self.first + self.count):
             ended += slot_try_cancel(self.block[0], i, CANCELLED)
         if ended:
             d.answered.fetch_add(ended, relaxed)
-            if epoch_ends(d[0]):
-                futex_wake_all(&d.epoch)
-                delivery_rouse(d)
-            self._tell_mailboxes()
+            for i in range(self.first, self.first + self.slots):
+                boxes |= slot_boxes(self.block[0], i)
+            delivery_tell_outside(d, boxes)
         return ended > 0
-
-    def _tell_mailboxes(self):
-        cdef DeliveryState* d = self.delivery.state
-        cdef u32 i, boxes = 0
-        for i in range(self.first, self.first + self.count):
-            boxes |= slot_boxes(self.block[0], i)
-        for i in range(MAILBOXES_MAX):
-            if boxes & (<u32> 1 << i) and d.boxes[i] != NULL:
-                mailbox_overflow(d.boxes[i][0])     # the ids ring has one producer, the loop; this is the other way in
-                eventfd_signal(d.boxes[i].fd)
 
     cdef int _wait(self, u64 until_us) noexcept nogil:
         """0 done, 1 the time is over, 2 look for signals, 3 the engine is dead."""
@@ -205,9 +207,16 @@ cdef class Future:
                 self.outcome = self.finish(self)
                 self.settled = True
             return self.outcome
+        if self.hearing != NULL:
+            return self._heard()
         if self.count == 1:
             return self._single(0)
         return self._many()
+
+    cdef object _heard(self):
+        if self.cancelled():
+            raise CancelledError()
+        return [self._value(i) for i in range(self.count) if self.hearing.used >> i & 1]
 
     def exception(self, timeout=None):
         """The error that `result()` would raise, or None."""
@@ -278,7 +287,7 @@ cdef class Future:
 
     def progress(self):
         """(tasks that have ended, tasks)."""
-        cdef u32 i, done = self.first_open()
+        cdef u32 i, done = self.count if self.block == NULL else 0 if self.hearing != NULL else self.first_open()
         for i in range(done, self.count):
             done += self._state(i) != PENDING
         return done, self.count
@@ -322,7 +331,7 @@ cdef class Future:
         cdef u8 state
         self._check(i)
         state = self._state(i)
-        if state == PENDING or state == OK or state == CANCELLED:
+        if state == PENDING or state == OK or state == CANCELLED or state == UNNEEDED:
             return ""
         value = self._held(i)
         return value_object(&value) if value.tag == TAG_BLOB else ""
@@ -351,10 +360,48 @@ cdef class Future:
         cdef u32 i, longest = 0
         if self.block == NULL or not self.is_done():
             return 0
+        if self.hearing != NULL:
+            return self.block.latency_us[self.first + self.count]
         for i in range(self.first, self.first + self.count):
             if slot_state(self.block[0], i) != CANCELLED:      # the loop may still write what nobody will read
                 longest = max(longest, self.block.latency_us[i])
         return longest
+
+    # -- of one that has a decider
+
+    @property
+    def verdict(self):
+        """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of the tasks whose values are the
+        answer's and of those that had arrived by then. None while pending, when cancelled, and without a decider."""
+        if self.hearing == NULL or self._state(self.count) != OK:
+            return None
+        return self.hearing.step, self.hearing.used, self.hearing.arrived
+
+    def rule(self, u8 step, u64 used):
+        """End it with the tasks `used` (a bit set) as the answer. False: it was too late. ValueError: one has no prediction."""
+        cdef int ruled
+        if self.hearing == NULL:
+            raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_heard")
+        ruled = hearing_ruled(self.hearing, step, used)
+        if ruled < 0:
+            raise ValueError(f"the tasks {used:#b} have not all arrived")
+        return bool(ruled)
+
+    def on_vote(self, fn):
+        """Call `fn(future)` from the callback thread after arrivals, until there is a verdict; now, if some have arrived."""
+        cdef Future view
+        cdef u32 i
+
+        def hear(_):
+            if not self.is_done():
+                fn(self)
+        for i in range(self.count):
+            if self._state(i) == PENDING:
+                view = future_new(self.delivery, self.block, self.first + i, 1, None, self)
+                view.view = view.mixed = True
+                view.add_done_callback(hear)
+        if self.progress()[0]:
+            hear(self)
 
     # -- event loops and callbacks
 
@@ -466,7 +513,17 @@ cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, ob
     future.delivery = delivery
     future.block = block
     future.first = first
-    future.count = count
+    future.count = future.slots = count
     future.finish = finish
     future.extra = extra
+    return future
+
+
+cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish, object extra):
+    cdef Future future = future_new(delivery, hearing.block, hearing.first, hearing.n, finish, extra)
+    future.hearing = hearing
+    future.models = <PyObject*> models
+    Py_INCREF(models)
+    future.slots += 1
+    future.cursor.store(hearing.n, relaxed)
     return future

@@ -51,6 +51,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil   # rows of the head end as DROPPED
 cdef void lane_close(Lanes* lanes, Lane* lane, Status status, u64 now_us) noexcept nogil  # all end
 
+cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil     # False: the wheel is full
 cdef bint task_needed(Lanes* lanes, Task* task) noexcept nogil            # somebody still waits for this row
 cdef u64 task_due_us(Task* task) noexcept nogil                           # earliest deadline that is still open
 cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value, u64 now_us) noexcept nogil   # rows all alike

@@ -15,6 +15,8 @@ from libcpp.deque cimport deque
 
 from clipper_core.clock_cache cimport cache_lookup
 from clipper_core.delivery cimport delivery_news, slot_end, slot_state
+from clipper_core.hearing cimport (Hearing, hearing_call, hearing_heard, hearing_let_go, hearing_lock, hearing_sent,
+                                   hearing_unlock, timers_free, timers_has, timers_new, timers_take)
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, u16
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
@@ -44,12 +46,15 @@ cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u6
     lanes.delivery = delivery
     lanes.cache = cache
     lanes.heap_bytes_max = heap_bytes_max
+    delivery.heard = hearing_heard
     lanes.by_id = <Lane**> aligned_new((LANES_MAX + 1) * sizeof(void*))
     lanes.wheel = wheel_new(now_us, TICK_US, tasks_max * 2, &_is_live, lanes)
     lanes.pending = pending_new(tasks_max)
+    lanes.timers = timers_new()
     lanes.ready = ring_new(READY_SIZE, 8, 0)
     lanes.wake_fd = delivery.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-    if lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL or lanes.wake_fd < 0:
+    if (lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL or lanes.timers == NULL
+            or lanes.wake_fd < 0):
         lanes_free(lanes)
         return NULL
     return lanes
@@ -68,6 +73,7 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
     if lanes.pending != NULL:
         pending_free(lanes.pending)
     ring_free(lanes.ready)
+    timers_free(lanes.timers)
     if lanes.wake_fd > 0:
         close(lanes.wake_fd)
     lanes.delivery.wake_fd = -1         # futures may outlive us
@@ -138,6 +144,7 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.phase = IDLE
     task.tries = 0
     task.answered = False
+    task.heard = block.boxes[slot].load(relaxed) != 0
     task.slots = NULL
     task.keyed = key != NULL
     if key != NULL:
@@ -166,20 +173,22 @@ cdef u64 task_due_us(Task* task) noexcept nogil:
 
 
 cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
-    cdef Task* task = task_of(<Lanes*> owner, ticket)
+    cdef Lanes* lanes = <Lanes*> owner
+    if lane_of(lanes, ticket) == NULL:
+        return timers_has(lanes.timers, ticket)
+    cdef Task* task = task_of(lanes, ticket)
     return task != NULL and (not task.answered if task.slots != NULL else _open(task))
 
 
 cdef void _answer(Lane* lane, Lanes* lanes, Task* task, Status status, Value* value, u64 now_us) noexcept nogil:
     """End the task's slot, once; the task gives up its reference to the block."""
     cdef u64 latency = now_us - task.submit_us if now_us > task.submit_us else 0
-    cdef Status ended = status
+    cdef Status ended
     if task.answered:
         return
     task.answered = True
     value_hold(value)
-    if not slot_end(lanes.delivery, task.block, task.slot, status, value, <u32> min(latency, <u64> 0xFFFFFFFF)):
-        ended = CANCELLED
+    ended = slot_end(lanes.delivery, task.block, task.slot, status, value, <u32> min(latency, <u64> 0xFFFFFFFF))
     note(&lane.tally.ended[<u32> ended], 1)
     if ended == OK:
         histogram_note(&lane.tally.latency, latency)
@@ -264,7 +273,7 @@ cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
     lane.used_us = max(now_us, <u64> 1)        # 0: never
 
 
-cdef bint _set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil:
+cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil:
     """The wheel holds twice as many entries as tasks may live, so a full one has dead to sweep: it does a stretch a try."""
     cdef u32 _i
     cdef Status status = FULL
@@ -297,7 +306,7 @@ cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
         value_drop(&value)
         _release(lanes, lane, pos)
         return
-    if not _set_timer(lanes, task.deadline_us, ticket):
+    if not lanes_set_timer(lanes, task.deadline_us, ticket):
         _answer_empty(lane, lanes, task, FULL, now_us)
         _release(lanes, lane, pos)
         return
@@ -360,8 +369,22 @@ cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil:
             _expire(lanes, due[i], now_us)
 
 
+cdef void _call_hearing(Lanes* lanes, u64 ticket) noexcept nogil:
+    """Its time has come; who looks at hearings that were called does the rest."""
+    cdef Hearing* h = timers_take(lanes.timers, ticket)
+    if h != NULL:
+        hearing_lock(h)
+        h.timer_us = 0
+        hearing_unlock(h)
+        hearing_call(h, False)
+        hearing_let_go(h)
+
+
 cdef void _expire(Lanes* lanes, u64 ticket, u64 now_us) noexcept nogil:
     cdef Lane* lane = lane_of(lanes, ticket)
+    if lane == NULL:
+        _call_hearing(lanes, ticket)
+        return
     cdef Task* task = task_of(lanes, ticket)
     cdef Status status = DEADLINE if lane.tally.replicas.load(relaxed) else NO_REPLICA
     if task == NULL or task.answered:
@@ -456,6 +479,8 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
     if lane.piece_rows == 0:
         task.phase = SENT
         task.tries += 1
+        if task.heard and not task.answered:        # its slot holds its hearing still
+            hearing_sent(<Hearing*> task.block.word[task.slot], task.slot)
 
 
 cdef void lane_shed(Lanes* lanes, Lane* lane, u32 rows_max, u64 now_us) noexcept nogil:
@@ -494,7 +519,7 @@ cdef void _admit_piece(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept n
     _learn_slo(lane, task.deadline_us - task.submit_us)
     task.phase = WAITING
     lane.waiting += task.rows
-    if not _set_timer(lanes, task.deadline_us, ticket_of(lane.id, pos)):
+    if not lanes_set_timer(lanes, task.deadline_us, ticket_of(lane.id, pos)):
         piece_close(lanes, lane, pos, FULL, now_us)
 
 

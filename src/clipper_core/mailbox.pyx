@@ -55,7 +55,7 @@ cdef class MailboxReader:
         cdef u32 slot
         cdef u32 open = future.first_open()
         cdef u64 slot_id
-        while open < future.count:
+        while open < future.slots:
             slot = future.first + open
             slot_id = future.block.first_id + slot
             pairs = self.waiting.setdefault(slot_id, [])

@@ -49,4 +49,6 @@ cdef class Model:
     cdef int _one_by_one(self, object rows, u64 slo, u64 salt, u64 now, u64 until, Block* block, u32 slot) except -1
     cdef int _begin_intake(self, Intake* intake, cnp.ndarray rows, u64 slo, u64 salt, u64 now, Block* block, u32 slot) except -1
 
+cdef bint is_elsewhere(Model model, Model first) except -1        # in another engine
+cdef void mix(Future future, tuple models)                       # models of several engines
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0

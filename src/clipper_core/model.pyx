@@ -523,7 +523,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     if n == 1:
         return model._predict(x, slo, salt, finish, extra)
     for i in range(n):                          # every row is checked before the first is submitted
-        mixed |= _is_elsewhere(models[i], model)
+        mixed |= is_elsewhere(models[i], model)
         _keep.append((<Model> models[i])._row(x, &row, &nbytes))
         rows.push_back(row)
         sizes.push_back(nbytes)
@@ -533,7 +533,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     for i in range(n):
         (<Model> models[i])._submit(rows[i], sizes[i], salt, slo, 0, block, slot + i)
     if mixed:
-        _mix(future, models)
+        mix(future, models)
     return future
 
 
@@ -550,7 +550,7 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     if not models:
         raise_for(BAD_INPUT, "predict_rows was given no models")
     cdef Model model = models[0]
-    cdef bint mixed = any([_is_elsewhere(each, model) for each in models])
+    cdef bint mixed = any([is_elsewhere(each, model) for each in models])
     cdef list checked = [(<Model> each)._rows(rows) for each in models]
     cdef u64 slo = slo_of(slo_us, model.slo_us)
     cdef u64 n = len(checked[0]), now = model._now_us(), until = monotonic_us() + slo
@@ -580,11 +580,11 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
             raise
     intakes_feed(intakes, until)
     if mixed:
-        _mix(future, models)
+        mix(future, models)
     return future
 
 
-cdef bint _is_elsewhere(Model model, Model first) except -1:
+cdef bint is_elsewhere(Model model, Model first) except -1:
     """Whether it is in another engine than the first."""
     cdef DeliveryState* home = first.engine.state.delivery
     cdef DeliveryState* d = model.engine.state.delivery
@@ -593,7 +593,7 @@ cdef bint _is_elsewhere(Model model, Model first) except -1:
     return d != home
 
 
-cdef void _mix(Future future, tuple models):
+cdef void mix(Future future, tuple models):
     """Nobody leads for it: the loops of its engines are called back."""
     future.mixed = True
     for model in models:

@@ -11,6 +11,7 @@ the head that cannot finish by their deadline in a batch of that size are shed (
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from clipper_core.asking cimport asking_step
 from clipper_core.batcher cimport batcher_hold_until, batcher_init
 from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, crew_rows,
@@ -21,7 +22,7 @@ from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_
 from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
                                 span_end, task_due_us)
 from clipper_core.link cimport link_free, link_new, link_next, link_received, link_room, link_send_frame, link_unsent
-from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed
+from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
                                    replica_lost, replica_new, replica_overdue, replica_send)
@@ -509,7 +510,8 @@ cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
 
 
 cdef bint engine_idle(EngineState* e) noexcept nogil:
-    return not (e.lanes.ready.cells.published(e.lanes.ready_head) or e.commands.cells.published(e.commands_head))
+    return not (e.lanes.ready.cells.published(e.lanes.ready_head) or e.commands.cells.published(e.commands_head)
+                or e.delivery.calls.load(seq_cst))
 
 
 cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
@@ -520,6 +522,8 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
     _obey(e, now_us)
     _take_in(e, now_us)
     lanes_expire(e.lanes, now_us)
+    if asking_step(e.lanes, now_us):
+        _take_in(e, now_us)
     if now_us >= e.chores_us:
         _chores(e, now_us)
     i = 0

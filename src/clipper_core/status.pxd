@@ -18,6 +18,7 @@ cpdef enum Status:
     TOO_LARGE = 14     # a declared length exceeds its named limit
     NO_MEMORY = 15
     UNKNOWN = 16       # no such model, connection or version
+    UNNEEDED = 17      # its query was answered without it
 
 # The only door from a status to an exception. `detail` names the thing and the cause.
 cdef int raise_for(int status, object detail) except -1

@@ -19,6 +19,7 @@ class Status(IntEnum):
     TOO_LARGE = 14
     NO_MEMORY = 15
     UNKNOWN = 16
+    UNNEEDED = 17
 
 class StatusError(Exception):
     status: Status

@@ -28,6 +28,7 @@ _DETAILS = {
     FORKED: "this process is a fork; the server lives in its parent: start one of its own here",
     TOO_LARGE: "the input is larger than a frame may be; see limits.frame_bytes_max",
     NO_MEMORY: "memory is out",
+    UNNEEDED: "the query was answered without it",
 }
 
 

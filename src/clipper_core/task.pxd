@@ -4,6 +4,7 @@
 from libcpp.deque cimport deque
 from clipper_core.clock_cache cimport CacheState, Key
 from clipper_core.delivery cimport Block, DeliveryState
+from clipper_core.hearing cimport Timers
 from clipper_core.histogram cimport Histogram
 from clipper_core.machine cimport atomic, u8, u16, u32, u64
 from clipper_core.pending cimport PendingTable
@@ -12,7 +13,7 @@ from clipper_core.timer_wheel cimport Wheel
 
 cdef enum:
     LANES_MAX = 65535
-    STATUSES = 17
+    STATUSES = 18
 
 cdef enum Phase:
     IDLE = 0
@@ -41,6 +42,7 @@ cdef struct Task:
     u8 tries                # times it was sent
     bint keyed              # cache and joining are on
     bint answered           # its slot has ended
+    bint heard              # its slot is one of a hearing's
 
 cdef struct Span:           # consecutive rows of one task
     u64 ticket
@@ -49,8 +51,8 @@ cdef struct Span:           # consecutive rows of one task
     u16 tries               # of a piece's: times these rows were sent
 
 cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but refused and hits
-    atomic[u64] ended[17]   # in the loop, by Status
-    atomic[u64] refused[17]  # at submit, by Status
+    atomic[u64] ended[18]   # in the loop, by Status
+    atomic[u64] refused[18]  # at submit, by Status
     atomic[u64] hits        # answered by the cache at submit
     atomic[u64] joined      # answered by another's evaluation
     atomic[u64] evaluated   # rows that a container answered
@@ -78,7 +80,8 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     Lane** by_id
     u32 count
     atomic[u32] takers      # submitters at work without the GIL: the engine ends its lanes after them
-    Wheel* wheel
+    Wheel* wheel            # tickets without a lane are those of `timers`
+    Timers* timers          # of hearings
     CacheState* cache
     PendingTable* pending
     DeliveryState* delivery
