@@ -200,6 +200,7 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
     cdef double[HEARD_MAX] weight
     cdef double[HEARD_MAX] sure
     cdef u32[HEARD_MAX] votes
+    cdef u32[HEARD_MAX] leader              # of a class: the lowest task with that value which the step looks at
     cdef double one, top = 0
     cdef u32 i, k
     cdef Count c
@@ -208,6 +209,7 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
     for i in range(hall.n):
         weight[i] = sure[i] = 0
         votes[i] = 0
+        leader[i] = HEARD_MAX
         if step.accept >> i & 1 == 0 or (hall.votes[i].state == UNASKED and hall.coming >> i & 1 == 0):
             continue
         one = hall.votes[i].weight if step.rule == WEIGHTED else 1.0
@@ -215,7 +217,9 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
         if hall.coming >> i & 1:
             c.coming += one
         elif hall.arrived >> i & 1:
-            k = hall.votes[i].klass
+            k = leader[hall.votes[i].klass]
+            if k == HEARD_MAX:
+                k = leader[hall.votes[i].klass] = i
             weight[k] += one
             sure[k] += _sound(&hall.votes[i])
             votes[k] += 1

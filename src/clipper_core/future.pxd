@@ -1,7 +1,6 @@
 # Predictions by ticket. A Future is (block, first, count): one slot for a task, a few for an ensemble, thousands for an array.
 # done() is one load per slot. A query that is answered at submit (a cache hit, a refusal) needs no slot: its Future holds the
 # value itself.
-from cpython.object cimport PyObject
 from clipper_core.column cimport Column
 from clipper_core.delivery cimport Block, Delivery
 from clipper_core.hearing cimport Hearing
@@ -13,14 +12,13 @@ cdef class Future:
     cdef Block* block                  # NULL: answered at submit, `value` and `status` are here
     cdef Value at_once
     cdef u8 status_at_once
+    cdef u8 view                       # of one task of `extra`, a future that owns the slots
     cdef u64 own_id                    # of one without a block, given when asked for
     cdef u32 first
     cdef u32 count
     cdef u32 slots                     # count, and one more for the verdict of one with a hearing
     cdef atomic[u32] cursor            # slots before it are done; with a hearing, only the verdict's is looked at
     cdef Hearing* hearing              # NULL: it is done when all its tasks are
-    cdef PyObject* models              # that the hearing may still ask, kept alive; NULL without one
-    cdef bint view                     # of one task of `extra`, a future that owns the slots
     cdef object finish                 # Future -> result, or None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once

@@ -67,7 +67,7 @@ cdef class Future:
         if self.block == NULL:
             value_drop(&self.at_once)
             return
-        if self.view or (self.hearing != NULL and not self._leave_hearing()):
+        if (self.hearing != NULL and not self._leave_hearing()) or self.view:
             return
         for i in range(self.first, self.first + self.count):
             state = slot_state(self.block[0], i)
@@ -80,10 +80,11 @@ cdef class Future:
 
     cdef bint _leave_hearing(self) noexcept:
         """False: in a fork, where locks may be held by threads that are not there."""
+        cdef void* models = self.hearing.models
         if waiter_dead(self.delivery.state[0]) == FORKED:
             return False
         hearing_drop(self.hearing)
-        Py_DECREF(<object> self.models)
+        Py_DECREF(<object> models)
         return True
 
     cdef u8 _state(self, u32 i) noexcept nogil:
@@ -522,7 +523,7 @@ cdef Future future_new(Delivery delivery, Block* block, u32 first, u32 count, ob
 cdef Future future_heard(Delivery delivery, Hearing* hearing, object models, object finish, object extra):
     cdef Future future = future_new(delivery, hearing.block, hearing.first, hearing.n, finish, extra)
     future.hearing = hearing
-    future.models = <PyObject*> models
+    hearing.models = <void*> models
     Py_INCREF(models)
     future.slots += 1
     future.cursor.store(hearing.n, relaxed)

@@ -41,6 +41,7 @@ cdef cppclass Hearing:
     VoteData* votes
     atomic[u64]** unneeded      # counters of tasks that were never asked, one a task
     void* asks                  # Ask[n] (asking.pxd)
+    void* models                # its future's: a tuple that keeps them alive
 
 cdef cppclass Timers:           # of the home's loop: hearings that wait for a time. Loop only
     vector[Hearing*]* hearings  # by index; NULL: free
