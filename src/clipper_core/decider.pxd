@@ -38,7 +38,7 @@ cdef struct VoteData:           # what is known of one task
     u8 state                    # VoteState
     u8 order                    # of arrival
     bint numeric                # `number` is its value
-    u32 klass                   # tasks that arrived with equal values have equal ones: the lowest such task
+    u32 klass                   # tasks that arrived with equal values have equal ones: one such task
     double number
     double confidence           # 0 to 1; negative: none was given
     double weight

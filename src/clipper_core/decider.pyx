@@ -210,6 +210,7 @@ cdef Count _count(const StepState* step, const Hall* hall) noexcept nogil:
         weight[i] = sure[i] = 0
         votes[i] = 0
         leader[i] = HEARD_MAX
+    for i in range(hall.n):
         if step.accept >> i & 1 == 0 or (hall.votes[i].state == UNASKED and hall.coming >> i & 1 == 0):
             continue
         one = hall.votes[i].weight if step.rule == WEIGHTED else 1.0
@@ -558,8 +559,8 @@ cdef int _read_vote(object votes, u32 i, VoteData* to) except -1:
     to.klass = i
     to.numeric = isinstance(vote.value, (int, float))
     to.number = vote.value if to.numeric else 0
-    for j in range(i):
-        if int(votes[j].state) == ARRIVED and type(votes[j].value) is type(vote.value) and votes[j].value == vote.value:
+    for j in range(<u32> len(votes)):           # the first to arrive, as in a hearing
+        if (int(votes[j].state) == ARRIVED and type(votes[j].value) is type(vote.value) and votes[j].value == vote.value
+                and votes[j].order < votes[to.klass].order):
             to.klass = j
-            break
     return 0

@@ -71,6 +71,7 @@ cdef cppclass DeliveryState:
     u64 away                    # loop only: peers with news of ours since the last flush, one bit each
     u32 away_dirty[64]          # loop only: their mailboxes with such news
     atomic[u64] hearings        # verdicts handed out, which `issued` counts too
+    atomic[u64] hearings_freed
     atomic[u64] calls           # list of hearings that the loop is to look at; written under the lock
     bint calls_end              # under the lock: the loop will look at none any more
     void (*heard)(DeliveryState* d, void* hearing, u32 slot, bint first, u8 status, u32 latency_us) noexcept nogil

@@ -334,6 +334,11 @@ cdef class Delivery:
         """Queries with a decider since the start: the verdict of each counts among `issued` and `answered`, beside its tasks."""
         return self.state.hearings.load(relaxed)
 
+    @property
+    def hearings_held(self):
+        """Hearings that somebody still holds: a future, a task on its way, a timer."""
+        return self.state.hearings.load(relaxed) - self.state.hearings_freed.load(relaxed)
+
     def kill(self, int status):
         """Nothing will complete any more (after a fork, or after the engine closed): waiting ends with `status`."""
         delivery_kill(self.state, status)

@@ -159,6 +159,7 @@ cdef Hearing* hearing_new(DeliveryState* home, Block* block, u32 first, u32 n, D
 cdef void hearing_let_go(Hearing* h) noexcept nogil:
     if h.refs.fetch_sub(1, acq_rel) == 1:
         decider_drop(h.decider)
+        h.home.hearings_freed.fetch_add(1, relaxed)
         block_drop(h.home, h.block, 1)
         free(h)
 
