@@ -13,8 +13,7 @@ class Fixed(Unlearned):
     name = "single"
 
     def select(self, state: Models, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
-        preferred = next((model for model in state if model in candidates), None)
-        return Plan(tuple(candidates[:1]) if preferred is None else (preferred,))
+        return Plan(tuple(candidates[:1]))
 
     def combine(self, state: Models, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
         """The most preferred model's output, with its own confidence, 1 if it gives none."""
