@@ -203,6 +203,12 @@ class ModelFailed(ClipperError):
         self.traceback = traceback or (message[start:] if start >= 0 else "")
 
 
+class PolicyFailed(ClipperError):
+    """A policy or decider of the user's own raised, or returned what makes no sense; the traceback is in the log."""
+
+    slug = "policy-failed"
+
+
 class BadOutput(ClipperError):
     """The model returned too few or too many outputs, or outputs of the wrong type."""
 

@@ -36,8 +36,13 @@ def check_name(name: str, noun: str = "name") -> str:
     raise ValueError(f"bad {noun} name {shown}: {why}. {rule}")
 
 
+OWN_CLASS = r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)(?:\((.*)\))?"  # `package.module:Class(...)`: the user's own
+
+
 def check_policy(text: str) -> str:
-    """`text`, if it has the form of a policy: a name, and perhaps settings in parentheses; else ValueError."""
+    """`text`, if it has the form of a policy: a name, or `module:Class`, and perhaps settings in parentheses; else ValueError."""
+    if isinstance(text, str) and re.fullmatch(OWN_CLASS, text.strip(), re.S):
+        return text
     name, open, rest = text.partition("(") if isinstance(text, str) else (text, "", "")
     check_name(name.strip() if isinstance(name, str) else name, "policy")
     if open and not rest.rstrip().endswith(")"):
@@ -197,8 +202,9 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     """What one query came to.
 
     output: the combined output, or the application's default.  confidence: 0 to 1; of a policy that learns, calibrated.
-    agreement: how far the models agree, 0 to 1.  is_default: nobody was heard in
-    time, or not surely enough; `reason` says why.  models: whose predictions were used.  missing: asked, but not heard.
+    agreement: how far the models agree, 0 to 1.  is_default: nobody was heard in time, or not surely enough; `reason` says why.
+    models: whose predictions were used.  missing: asked, but not heard; those that were not needed any more are not missing.
+    decided_by: the step of the application's decider that decided, as `majority` or `floor(fast)`; empty when nobody was heard.
     """
 
     output: Any
@@ -210,6 +216,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     latency_us: int = 0
     id: str = ""
     agreement: float = 1.0
+    decided_by: str = "all"
 
     def __repr__(self) -> str:
         output = repr(self.output)
@@ -342,6 +349,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     models: a link without a version follows the latest.  default: a number, str, bytes, (nested) list, or None.
     confidence_min: a less sure answer is replaced by the default.  roles: of models that are no primaries, and decoys.
     missing: "mean": a number that is missing at the deadline is its model's mean; "skip": it is left out.
+    decider: when to answer, as `majority within 12 ms, else first`.
     """
 
     name: str
@@ -354,6 +362,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     created_us: int = 0
     roles: dict[str, str] = {}
     missing: str = "mean"
+    decider: str = "all"
 
     @property
     def slo_us(self) -> int:

@@ -1,4 +1,5 @@
-"""Selection policies, by the name an application gives: `stacking`, or with settings, `exp3(eta=0.05, shadow=0.1)`."""
+"""Selection policies, by the name an application gives: `stacking`, or with settings, `exp3(eta=0.05, shadow=0.1)`, or a class
+of the user's own, `package.module:Class(setting=value)`; and deciders of the user's own alike."""
 
 import ast
 import functools
@@ -6,11 +7,14 @@ import inspect
 from typing import Any
 
 from clipper.errors import InvalidInput, did_you_mean
+from clipper.selection import own
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
+from clipper.selection.deciding import AnswerFrom, Decider, DecidingPolicy, View, Wait
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
 from clipper.selection.fixed import Fixed
 from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
+from clipper.selection.speculation import Schedule, Step, decider_named
 from clipper.selection.weighted import AbSplit, StaticWeights
 
 _CLASSES = (
@@ -23,6 +27,9 @@ POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 @functools.lru_cache(maxsize=1024)
 def policy_named(text: str) -> Policy:
     """The policy of `NAME` or `NAME(setting=value, ...)`; InvalidInput with the names and settings there are."""
+    if own.is_own(text):
+        made = own.own_object(text, "policy", lambda inner: _settings(text, text.partition("(")[0], inner), own.NEEDED)
+        return own.OwnPolicy(made, text.strip())
     name, open, rest = text.strip().partition("(")
     if name not in POLICIES:
         guess = did_you_mean(name, POLICIES) or "."
@@ -36,6 +43,15 @@ def policy_named(text: str) -> Policy:
             raise InvalidInput(f"policy {name!r} has no setting {setting!r}{guess}", hint=hint)
     policy: Policy = POLICIES[name](**settings)
     return policy
+
+
+@functools.lru_cache(maxsize=1024)
+def own_decider(text: str) -> Decider:
+    """The decider of `package.module:Class(setting=value)`. InvalidInput names what is missing."""
+    decider: Decider = own.own_object(
+        text, "decider", lambda inner: _settings(text, text.partition("(")[0], inner), ("decide",)
+    )
+    return decider
 
 
 def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
@@ -52,7 +68,10 @@ def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
 __all__ = [
     "POLICIES",
     "AbSplit",
+    "AnswerFrom",
     "Combined",
+    "Decider",
+    "DecidingPolicy",
     "Ensemble",
     "EpsilonGreedy",
     "Exp3",
@@ -66,11 +85,17 @@ __all__ = [
     "Prediction",
     "Predictions",
     "Query",
+    "Schedule",
     "SquareCB",
     "Stacking",
     "StaticWeights",
+    "Step",
     "Thompson",
     "Truth",
     "TsallisInf",
+    "View",
+    "Wait",
+    "decider_named",
+    "own_decider",
     "policy_named",
 ]

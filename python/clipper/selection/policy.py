@@ -95,7 +95,10 @@ class Observation(msgspec.Struct, frozen=True, eq=False):
 
 
 class Policy(Protocol):
-    """Threads: any."""
+    """Threads: any; several at once. One of a user's own may raise: it costs that query its default answer (selection/own.py). It
+    may also have `decide(state, view)` (selection/deciding.py), which says when to answer; without it, all are waited for.
+    Source: the design document, "Selection policies"; the paper, section 5.
+    """
 
     name: str
     schema: int  # of the encoded state; a state of another is refused, never guessed at
@@ -119,9 +122,13 @@ class Policy(Protocol):
         """What is known after this observation. One that teaches nothing returns `state` itself."""
         ...
 
-    def add_model(self, state: State, model: VersionedModel) -> State: ...
+    def add_model(self, state: State, model: VersionedModel) -> State:
+        """`model` may be asked from now on; it stands where the others do, and is tried. One that is known changes nothing."""
+        ...
 
-    def remove_model(self, state: State, model: VersionedModel) -> State: ...
+    def remove_model(self, state: State, model: VersionedModel) -> State:
+        """`model` is asked no more. One that is not known changes nothing."""
+        ...
 
     def update_model_version(self, state: State, old: VersionedModel, new: VersionedModel) -> State:
         """`new` takes the place of `old`: its standing stays, with less evidence behind it."""
@@ -131,13 +138,17 @@ class Policy(Protocol):
         """Two servers learned from `base` apart: a state that has learned from both."""
         ...
 
-    def encode(self, state: State) -> bytes: ...
+    def encode(self, state: State) -> bytes:
+        """For the store: a fixed layout that is checked when it is read; never pickle."""
+        ...
 
     def decode(self, data: bytes) -> State:
         """Raises ValueError for bytes that `encode` did not write."""
         ...
 
-    def accepts_input_type(self, input: InputType) -> bool: ...
+    def accepts_input_type(self, input: InputType) -> bool:
+        """Asked once, when an application is set; False refuses it."""
+        ...
 
     def rank_models_desc(self, state: State, user: str | None) -> tuple[VersionedModel, ...]:
         """The state's models, best first."""

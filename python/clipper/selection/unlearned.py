@@ -1,6 +1,7 @@
 """The half of a policy that learns nothing: its state is the tuple of its models, in their order."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -48,3 +49,8 @@ class Unlearned:
 
     def rank_models_desc(self, state: Models, user: str | None) -> Models:
         return tuple(state)
+
+
+def learns(policy: Any) -> bool:
+    """Whether feedback changes its state."""
+    return not isinstance(policy, Unlearned) and bool(getattr(policy, "learns", True))

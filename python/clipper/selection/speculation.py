@@ -1,0 +1,402 @@
+"""When to answer: the text of a decider, read into a schedule of steps.
+
+A query's models are heard one by one. A decider says after each of them, and at given times, whether that is enough: a
+*schedule* of steps, each a rule with the time until which it decides. From the end of a step on, the next one decides, on
+everything that has arrived since the beginning; at the deadline the last one answers with what there is. The core carries it
+out (clipper_core.decider); here it is only read and checked, so that whoever sets it hears at once what is wrong.
+
+    all                             wait for every model: the policy combines (the default)
+    first(confidence=0.8)           the first model that is heard and at least this sure
+    majority                        most say the same, and nobody who is still to come could change that
+    quorum(3)                       so many say the same, likewise; else the next step's turn comes
+    weighted                        as majority, by the policy's weights
+    best_quality(confidence=0.8)    the best ranked of those at least this sure, once nobody who ranks above it is to come
+    surest(confidence=0.8)          the one most confident of its output
+    cascade(confidence=0.9)         ask in order of the links, cheap first; the next only if nobody heard is this sure
+    hedged(after_ms=5, budget=0.05) ask the second if the first has said nothing after so long; for at most this share of queries
+    tied                            ask all; the one whose container gets the query first gives the others up
+    mean(tolerance=0.1), median     numbers: as soon as those to come could not move it further, or enough lie within it
+    guaranteed_time(floor=fast)     the best heard by the deadline minus a margin; `fast` is measured to be there by then
+    floor(fast)                     this model's answer
+
+    majority within 12 ms, else best_quality within 18 ms, else floor(fast)
+    table(0: svm >= 0.9; 10: svm, forest; 18: any)    from 0 ms a sure svm only, from 10 ms one of two, from 18 ms anybody
+
+Source: the speculative serving document, "Guaranteed execution time", "Consensus", "Quality"; schedule tables: Dunning and
+Friedman, Machine Learning Logistics, 2017; hedged and tied requests: Dean and Barroso, The Tail at Scale, 2013.
+"""
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from clipper.errors import InvalidInput, did_you_mean
+from clipper.types import OWN_CLASS, VersionedModel
+
+P95 = "p95"
+STEPS_MAX = 16  # of a schedule, as the core has it
+WAIT_FOR_ALL = "all"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One rule and how long it decides.
+
+    rule: a key of RULES, or "row" of a table: first, of some.  until_ms: after the query came; 0: to the deadline.  models:
+    whom it accepts, by name or name and version; () for all.  confidence: least, 0 to 1.  need: votes or numbers; 0: more than
+    half.  tolerance: in the outputs' unit.  after_ms: of a hedge; None: the 95th percentile of the first model's latency, as
+    measured.  budget: share of queries that may be hedged.  margin_ms: how long before the deadline a guaranteed answer leaves.
+    """
+
+    rule: str
+    until_ms: float = 0.0
+    models: tuple[str, ...] = ()
+    confidence: float = 0.0
+    need: int = 0
+    tolerance: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    after_ms: float | None = None
+    budget: float = 0.0
+    margin_ms: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As answers have it in `decided_by`: the rule, with what distinguishes it."""
+        if self.rule == "floor":
+            return f"floor({self.models[0]})"
+        if self.rule == "quorum":
+            return f"quorum({self.need})"
+        return self.rule
+
+    def __str__(self) -> str:
+        return self._call() + (f" within {_plain(self.until_ms)} ms" if self.until_ms else "")
+
+    def _call(self) -> str:
+        if self.rule in ("floor", "quorum"):
+            return self.name
+        given = [f"floor={self.models[0]}"] if self.models else []
+        given += [
+            f"{setting}={_plain(value)}"
+            for setting, value in _settings_of(RULES[self.rule], self).items()
+            if value != RULES[self.rule].settings[setting].default
+        ]
+        return f"{self.rule}({', '.join(given)})" if given else self.rule
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """Steps in the order of their times. own: `module:Class(...)` of a decider that is a user's own, and then the one step is
+    what its queries fall back to."""
+
+    steps: tuple[Step, ...]
+    own: str = ""
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether there is nothing to decide: the policy combines what is there at the deadline, or once all have ended."""
+        return not self.own and self.steps == (Step(WAIT_FOR_ALL),)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that the text names."""
+        return tuple(dict.fromkeys(model for step in self.steps for model in step.models))
+
+    @property
+    def guaranteed(self) -> Step | None:
+        return next((step for step in self.steps if step.rule == "guaranteed_time"), None)
+
+    def __str__(self) -> str:
+        if self.own:
+            return self.own
+        if self.steps[0].rule == "row":
+            starts = (0.0, *(row.until_ms for row in self.steps))
+            return f"table({'; '.join(_row_text(row, start) for row, start in zip(self.steps, starts, strict=False))})"
+        return ", else ".join(map(str, self.steps))
+
+
+def _plain(number: float) -> str:
+    """A number as a person writes it; reading it gives the same number."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
+def _row_text(row: Step, start_ms: float) -> str:
+    sure = f" >= {_plain(row.confidence)}" if row.confidence else ""
+    return f"{_plain(start_ms)}: {', '.join(row.models) or 'any'}{sure}"
+
+
+# -- the rules
+
+
+class _Setting(msgspec.Struct, frozen=True):
+    """low and high: of a number. Whole: it counts something."""
+
+    default: Any
+    low: float
+    high: float
+    whole: bool = False
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    """first: the setting that may be given without its name.  asks: it says whom to ask and when, so it can only come first.
+    last: nothing can come after it."""
+
+    settings: dict[str, _Setting] = {}
+    first: str = ""
+    asks: bool = False
+    last: bool = False
+
+
+_SHARE = _Setting(0.0, 0.0, 1.0)
+_NUMBERS = _Rule(
+    {
+        "tolerance": _Setting(0.0, 0.0, math.inf), "need": _Setting(0, 0, 64, whole=True),
+        "low": _Setting(-math.inf, -math.inf, math.inf), "high": _Setting(math.inf, -math.inf, math.inf),
+    }, "tolerance",
+)  # fmt: skip
+RULES: dict[str, _Rule] = {
+    WAIT_FOR_ALL: _Rule(),
+    "first": _Rule({"confidence": _SHARE}, "confidence"),
+    "majority": _Rule(),
+    "quorum": _Rule({"need": _Setting(None, 1, 64, whole=True)}, "need"),
+    "weighted": _Rule(),
+    "best_quality": _Rule({"confidence": _SHARE}, "confidence"),
+    "surest": _Rule({"confidence": _SHARE}, "confidence"),
+    "cascade": _Rule({"confidence": _Setting(None, 0.0, 1.0)}, "confidence", asks=True),
+    "hedged": _Rule({"after_ms": _Setting(None, 0.0, 86_400_000), "budget": _Setting(0.05, 0.0, 1.0)}, "after_ms", asks=True),
+    "tied": _Rule(asks=True),
+    "mean": _NUMBERS,
+    "median": _NUMBERS,
+    "guaranteed_time": _Rule({"margin_ms": _Setting(1.0, 0.0, 60_000.0)}, "floor", last=True),
+    "floor": _Rule({}, "floor", last=True),
+}
+_MUST = {"quorum": "need", "cascade": "confidence", "floor": "floor"}
+_EXAMPLES = {"quorum": "quorum(3)", "cascade": "cascade(confidence=0.9)", "floor": "floor(fast)"}
+
+
+def _settings_of(rule: _Rule, step: Step) -> dict[str, Any]:
+    return {setting: getattr(step, setting) for setting in rule.settings}
+
+
+# -- reading
+
+_TIME = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s)")
+_STEP = re.compile(r"(\w[\w-]*)\s*(?:\((.*)\))?\s*(?:within\s+(\S.*))?", re.S)
+_OWN = re.compile(OWN_CLASS, re.S)
+
+
+@functools.lru_cache(maxsize=1024)
+def decider_named(text: str) -> Schedule:
+    """The schedule that `text` denotes. InvalidInput names the step or the row, what is wrong and what to write. Threads: any."""
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInput(f"a decider is a text such as 'majority within 12 ms, else floor(fast)', not {text!r}.")
+    text = " ".join(text.split())
+    if _OWN.fullmatch(text):
+        return Schedule((Step(WAIT_FOR_ALL),), own=text)
+    if re.match(r"table\s*\(", text):
+        return Schedule(_table(text))
+    parts = _split(text, r"(?:\s*,\s*|\s+)else\s+")
+    if len(parts) > STEPS_MAX:
+        raise InvalidInput(f"decider {_short(text)} has {len(parts)} steps; at most {STEPS_MAX} are possible.")
+    steps = tuple(_step(part, text) for part in parts)
+    _check_order(steps, text)
+    return Schedule(steps)
+
+
+def _split(text: str, at: str) -> list[str]:
+    """At the pattern, where no parenthesis or quote is open."""
+    parts, depth, quote, start, i = [], 0, "", 0, 0
+    pattern = re.compile(at)
+    while i < len(text):
+        c = text[i]
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        else:
+            depth += (c == "(") - (c == ")")
+            found = pattern.match(text, i) if depth == 0 else None
+            if found:
+                parts.append(text[start:i])
+                start = i = found.end()
+                continue
+        i += 1
+    return [*parts, text[start:]]
+
+
+def _step(part: str, text: str) -> Step:
+    found = _STEP.fullmatch(part.strip())
+    if not found:
+        hint = "Write RULE(SETTING=VALUE) within TIME, as in majority within 12 ms, else floor(fast)."
+        raise InvalidInput(f"cannot read {_short(part.strip())} in the decider {_short(text)}.", hint=hint)
+    name, inner, time = found.groups()
+    rule = RULES.get(name)
+    if rule is None:
+        guess = did_you_mean(name, RULES) or "."
+        hint = f"Rules: {', '.join(RULES)}, table(...), or a class of your own as 'module:Class'."
+        raise InvalidInput(f"no rule {name!r} in the decider {_short(text)}{guess}", hint=hint)
+    fields = _arguments(name, rule, inner or "")
+    if name in _MUST and (_MUST[name] not in fields and "models" not in fields):
+        raise InvalidInput(f"{name!r} in the decider {_short(text)} needs its {_MUST[name]}.", hint=f"Write {_EXAMPLES[name]}.")
+    for setting, about in rule.settings.items():
+        fields.setdefault(setting, about.default)
+    return Step(name, _time(time, name, text) if time else 0.0, **fields)
+
+
+def _arguments(name: str, rule: _Rule, inner: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    takes = list(dict.fromkeys([*([rule.first] if rule.first else []), *rule.settings]))
+    for i, item in enumerate(_split(inner, r",") if inner.strip() else []):
+        setting, equals, value = item.partition("=")
+        setting, value = setting.strip(), value.strip()
+        if not equals:
+            if i or not rule.first:
+                raise InvalidInput(f"{name} takes no bare {item.strip()!r}.", hint=_takes(name, takes))
+            setting, value = rule.first, item.strip()
+        if setting not in takes:
+            guess = did_you_mean(setting, takes) or "."
+            raise InvalidInput(f"{name} has no setting {setting!r}{guess}", hint=_takes(name, takes))
+        if setting in fields or (setting == "floor" and "models" in fields):
+            raise InvalidInput(f"{name} is given {setting} twice.")
+        value = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+        if setting == "floor":
+            fields["models"] = (_model(value, name),)
+        elif setting != "after_ms" or value != P95:
+            fields[setting] = _number(name, setting, value, rule.settings[setting])
+    return fields
+
+
+def _takes(name: str, takes: Sequence[str]) -> str:
+    return f"Its settings: {', '.join(takes)}." if takes else f"{name} has no settings."
+
+
+def _number(name: str, setting: str, value: str, about: _Setting) -> float | int:
+    try:
+        number = int(value) if about.whole else float(value)
+    except ValueError:
+        number = math.nan
+    if not about.low <= number <= about.high or math.isinf(number):
+        kind = "a whole number" if about.whole else "a number"
+        bounds = f"from {about.low:g}" if math.isinf(about.high) else f"between {about.low:g} and {about.high:g}"
+        bounds = "that is finite" if math.isinf(about.low) else bounds
+        also = f", or {P95!r}: as measured" if setting == "after_ms" else ""
+        raise InvalidInput(f"{setting}={value} of {name}: it must be {kind} {bounds}{also}.")
+    return number
+
+
+def _model(text: str, where: str) -> str:
+    try:
+        return str(VersionedModel.parse(text))
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {error}") from None
+
+
+def _time(text: str, name: str, whole: str) -> float:
+    found = _TIME.fullmatch(text.strip())
+    try:
+        time = float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]] if found else math.nan
+    except ValueError:
+        time = math.nan
+    if not 0 < time < math.inf:
+        hint = "Write a time above 0 with its unit: us, ms or s, as in 12 ms."
+        raise InvalidInput(f"{name} within {_short(text)} in the decider {_short(whole)}: no time.", hint=hint)
+    return time
+
+
+def _check_order(steps: Sequence[Step], text: str) -> None:
+    for i, step in enumerate(steps):
+        rule, last = RULES[step.rule], i == len(steps) - 1
+        if rule.asks and i:
+            raise InvalidInput(
+                f"{step.rule} cannot be step {i + 1} of the decider {_short(text)}: "
+                "it says whom to ask, and they are asked already.",
+                hint=f"Put it first: {step} within 5 ms, else ...",
+            )
+        if rule.last and not last:
+            raise InvalidInput(f"{step.name} ends the decider {_short(text)}: what comes after it never decides.")
+        if not last and not step.until_ms:
+            hint = f"Write {step} within 12 ms, else ..."
+            raise InvalidInput(f"step {i + 1}, {step.name}, of the decider {_short(text)} has no end.", hint=hint)
+        if rule.last and step.until_ms:
+            raise InvalidInput(f"{step.name} of the decider {_short(text)} decides to the deadline: leave out `within`.")
+        if i and step.until_ms and step.until_ms <= steps[i - 1].until_ms:
+            raise InvalidInput(
+                f"step {i + 1}, {step.name}, of the decider {_short(text)} ends at {step.until_ms:g} ms, "
+                f"and the step before it at {steps[i - 1].until_ms:g} ms.",
+                hint="Times count from the query's arrival, and rise.",
+            )
+
+
+# -- tables
+
+_ROW = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s)?\s*:\s*([^>≥]+?)\s*(?:(?:>=|≥)\s*(\S+))?")
+
+
+def _table(text: str) -> tuple[Step, ...]:
+    """Rows that only ever widen: whoever was acceptable stays so, and nobody must be surer than before."""
+    if not text.endswith(")"):
+        raise InvalidInput(f"the parenthesis of {_short(text)} is not closed.", hint=_TABLE_HELP)
+    inner = text[text.index("(") + 1 : -1]
+    rows = [_row(part.strip(), number) for number, part in enumerate(inner.split(";"), 1) if part.strip()]
+    if not 0 < len(rows) <= STEPS_MAX:
+        raise InvalidInput(f"the table {_short(text)} has {len(rows)} rows; 1 to {STEPS_MAX} are possible.", hint=_TABLE_HELP)
+    starts = [start for start, _, _ in rows]
+    if starts[0]:
+        hint = f"Begin with 0: as in table(0: {', '.join(rows[0][1]) or 'any'}; ...)."
+        said = f"row 1 of the table begins at {starts[0]:g} ms: nothing could be accepted before."
+        raise InvalidInput(said, hint=hint)
+    for number, (before, row) in enumerate(itertools.pairwise(rows), 2):
+        _check_wider(number, before, row)
+    return tuple(
+        Step("row", until_ms=until, models=models, confidence=confidence)
+        for (_, models, confidence), until in zip(rows, [*starts[1:], 0.0], strict=True)
+    )
+
+
+_TABLE_HELP = "Write rows of a time in ms and whom to accept: table(0: svm >= 0.9; 10: svm, forest; 18: any)."
+_Row = tuple[float, tuple[str, ...], float]
+
+
+def _row(part: str, number: int) -> _Row:
+    found = _ROW.fullmatch(part)
+    if not found:
+        raise InvalidInput(f"cannot read row {number} of the table, {_short(part)}.", hint=_TABLE_HELP)
+    start, unit, accept, confidence = found.groups()
+    try:
+        time = float(start) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[unit or "ms"]
+    except ValueError:
+        raise InvalidInput(f"row {number} of the table begins at {start!r}: no time.", hint=_TABLE_HELP) from None
+    sure = _number(f"row {number} of the table", "confidence", confidence, _SHARE) if confidence else 0.0
+    if accept == "any":
+        return time, (), sure
+    models = [_model(model.strip(), f"row {number} of the table") for model in accept.split(",")]
+    return time, tuple(dict.fromkeys(models)), sure
+
+
+def _check_wider(number: int, before: _Row, row: _Row) -> None:
+    where = f"row {number} of the table"
+    if row[0] <= before[0]:
+        raise InvalidInput(f"{where} begins at {row[0]:g} ms, and the row before it at {before[0]:g} ms.", hint="Times rise.")
+    lost = [model for model in before[1] or ("any",) if row[1] and not _accepts(row[1], model)]
+    if lost:
+        whom = ", ".join(lost)
+        hint = "A table only widens: whom a row accepts, every later row accepts too."
+        raise InvalidInput(f"{where} no longer accepts {whom}, which the row before it does.", hint=hint)
+    if row[2] > before[2]:
+        hint = "A table only widens: a later row asks for the same confidence or less."
+        said = f"{where} asks for confidence {row[2]:g}, more than the {before[2]:g} of the row before it."
+        raise InvalidInput(said, hint=hint)
+
+
+def _accepts(models: Sequence[str], model: str) -> bool:
+    return model in models or model.partition(":")[0] in models
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+

@@ -1,0 +1,162 @@
+"""Policies and deciders as a user might write them, good and bad."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clipper.selection import AnswerFrom, Combined, Ensemble, Plan, Predictions, Query, View, Wait
+from clipper.selection.policy import NOTHING
+from clipper.types import InputType, VersionedModel
+
+
+class LastWord:
+    """Asks all; the last by name has the say. Learns nothing."""
+
+    def __init__(self, confidence: float = 0.5) -> None:
+        self.confidence = confidence
+
+    def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        return Plan(tuple(candidates))
+
+    def combine(self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+        if not arrived:
+            return NOTHING
+        last = max(arrived)
+        return Combined(arrived[last].output, self.confidence, (last,))
+
+    def accepts_input_type(self, input: InputType) -> bool:
+        return input.dtype != "str"
+
+
+class Learns(Ensemble):
+    """Its state counts observations, and it fails where it is told to."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+
+    def _check(self, method: str) -> None:
+        if method in self.fails.split():
+            raise ZeroDivisionError(method)
+
+    def init(self, models: Any, prior: Any = None) -> Any:
+        self._check("user" if prior is not None else "init")
+        return 0
+
+    def select(self, state: Any, query: Query, candidates: Any) -> Plan:
+        self._check("select")
+        return Plan(tuple(candidates))
+
+    def combine(self, state: Any, arrived: Any, missing: Any) -> Combined:
+        self._check("combine")
+        return super().combine((), arrived, missing)
+
+    def observe(self, state: int, observation: Any) -> int:  # type: ignore[override]
+        self._check("observe")
+        return state + 1
+
+    def encode(self, state: Any) -> bytes:
+        self._check("encode")
+        return str(state).encode()
+
+    def decode(self, data: bytes) -> Any:
+        self._check("decode")
+        return int(data)
+
+    def rank_models_desc(self, state: Any, user: Any) -> Any:
+        self._check("rank_models_desc")
+        return ()
+
+    def merge(self, base: Any, mine: Any, theirs: Any) -> Any:
+        self._check("merge")
+        return mine + theirs - base
+
+
+class Nonsense(LastWord):
+    """kind: which."""
+
+    def __init__(self, kind: str = "plan") -> None:
+        super().__init__()
+        self.kind = kind
+
+    def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Any:
+        kinds = {
+            "plan": "all", "stranger": Plan((VersionedModel("stranger", 1),)), "nobody": Plan(()),
+            "odds": Plan(tuple(candidates), (0.5,) * (len(candidates) + 1)),
+        }  # fmt: skip
+        return kinds.get(self.kind) or Plan(tuple(candidates))
+
+    def combine(self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]) -> Any:
+        model = max(arrived)
+        return {
+            "combined": 7,
+            "nan": Combined(1, np.nan, (model,)),
+            "absent": Combined(1, 0.5, (VersionedModel("stranger", 1),)),
+        }[self.kind]
+
+
+class HalfLearns(LastWord):
+    def observe(self, state: Any, observation: Any) -> Any:
+        return state
+
+
+class Refuses:
+    def __init__(self) -> None:
+        raise OSError("no licence")
+
+
+class RefusesToDecide(Refuses):
+    def decide(self, view: View) -> Wait | AnswerFrom:
+        return Wait()
+
+
+class Two:
+    """As soon as two were heard."""
+
+    def __init__(self, need: int = 2) -> None:
+        self.need = need
+
+    def decide(self, view: View) -> Wait | AnswerFrom:
+        return AnswerFrom(tuple(view.arrived)) if len(view.arrived) >= self.need else Wait()
+
+
+class Patient:
+    """Whoever is there after so long."""
+
+    def __init__(self, until_ms: float = 20.0) -> None:
+        self.until_ms = until_ms
+
+    def decide(self, view: View) -> Wait | AnswerFrom:
+        if view.elapsed_ms >= self.until_ms and view.arrived:
+            return AnswerFrom(tuple(view.arrived)[:1])
+        return Wait(self.until_ms)
+
+
+class Raises:
+    def decide(self, view: View) -> Wait | AnswerFrom:
+        raise KeyError("no such thing")
+
+
+class SaysNonsense:
+    def __init__(self, kind: str = "text") -> None:
+        self.kind = kind
+
+    def decide(self, view: View) -> Any:
+        return {
+            "text": "yes", "nobody": AnswerFrom(()), "absent": AnswerFrom((VersionedModel("stranger", 1),)),
+            "nan": Wait(float("nan")), "truth": Wait(True),
+        }[self.kind]  # fmt: skip
+
+
+class Hangs:
+    """Until `released` is set; as one in ten queries sees it, by the number of those asked."""
+
+    released = threading.Event()
+    hung = threading.Event()
+
+    def decide(self, view: View) -> Wait | AnswerFrom:
+        if any(prediction.output == "hang" for prediction in view.arrived.values()):
+            self.hung.set()
+            self.released.wait(60)
+        return AnswerFrom(tuple(view.arrived)[:1]) if view.arrived else Wait()

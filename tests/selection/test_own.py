@@ -1,0 +1,144 @@
+"""Policies and deciders of the user's own: found, refused, and kept from harming anybody."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from clipper.errors import InvalidInput, PolicyFailed
+from clipper.selection import Observation, Plan, Prediction, Query, Truth, View, own_decider, policy_named
+from clipper.selection.deciding import checked
+from clipper.selection.own import LOGGED_EVERY, OwnPolicy
+from clipper.selection.unlearned import learns
+from clipper.types import InputType, VersionedModel
+
+A, B = VersionedModel("a", 1), VersionedModel("b", 1)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def own(text: str) -> OwnPolicy:
+    policy = policy_named(f"own_classes:{text}")
+    assert isinstance(policy, OwnPolicy)
+    return policy
+
+
+def test_a_policy_of_two_methods() -> None:
+    policy = own("LastWord(confidence=0.25)")
+    state = policy.init([A, B])
+    plan = policy.select(state, Query(), (A, B))
+    assert plan.models == (A, B)
+    combined = policy.combine(state, {A: Prediction(1), B: Prediction(2)}, ())
+    assert (combined.output, combined.confidence, combined.used) == (2, 0.25, (B,))
+    assert not learns(policy)
+    assert policy.name == "own_classes:LastWord(confidence=0.25)"
+    assert policy.decode(policy.encode(state)) == state
+    assert not policy.accepts_input_type(InputType.parse("str"))
+    assert policy.rank_models_desc(state, None) == (A, B)
+    assert own("LastWord(confidence=0.25)") is policy
+
+
+def test_a_policy_that_learns() -> None:
+    policy = own("Learns")
+    state = policy.init([A])
+    seen = Observation(Plan((A,)), {A: Prediction(1)}, Truth(1))
+    assert learns(policy)
+    assert policy.observe(policy.observe(state, seen), seen) == 2
+    assert policy.merge(1, 3, 4) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("nowhere.at_all:X", ["no module 'nowhere'", "importable where the server runs", "PYTHONPATH"]),
+        ("own_classes:LastWrod", ["module 'own_classes' has no class 'LastWrod'", "did you mean 'LastWord'?"]),
+        ("own_classes:Two", ["class 'Two' has no method 'select'", "see clipper.selection.Policy"]),
+        ("own_classes:HalfLearns", ["has observe, and no 'init'", "leave out observe"]),
+        ("own_classes:LastWord(x=1)", ["making it raised TypeError"]),
+        ("own_classes:Refuses", ["has no method 'select'"]),
+        ("own_classes:LastWord(confidence=f())", ["cannot read the policy"]),
+        ("broken:X", ["importing it raised NameError", "python -c 'import broken'"]),
+    ],
+)
+def test_what_cannot_be_made(text: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("undefined_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InvalidInput) as caught:
+        policy_named(text)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_deciders() -> None:
+    assert own_decider("own_classes:Two(need=1)").need == 1  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInput, match=r"class 'LastWord' has no method 'decide'.*clipper.selection.Decider"):
+        own_decider("own_classes:LastWord")
+    with pytest.raises(InvalidInput, match="making it raised OSError: no licence"):
+        own_decider("own_classes:RefusesToDecide")
+
+
+SEEN = Observation(Plan((A,)), {A: Prediction(1)}, Truth(1))
+
+
+def test_what_a_query_pays_for() -> None:
+    with pytest.raises(PolicyFailed, match=r"policy .own_classes:Learns.*: init raised ZeroDivisionError: init"):
+        own("Learns(fails='init')").init([A])
+    with pytest.raises(PolicyFailed, match="select raised ZeroDivisionError"):
+        own("Learns(fails='select')").select(0, Query(), (A,))
+    with pytest.raises(PolicyFailed, match="combine raised ZeroDivisionError"):
+        own("Learns(fails='combine')").combine(0, {A: Prediction(1)}, ())
+
+
+def test_what_nobody_pays_for() -> None:
+    policy = own("Learns(fails='observe merge encode decode rank_models_desc')")
+    assert policy.observe(7, SEEN) == 7
+    assert policy.merge(1, 2, 3) == 2
+    assert policy.encode(7) == b""
+    assert policy.rank_models_desc(7, None) == ()
+    with pytest.raises(ValueError, match="decode raised ZeroDivisionError"):
+        policy.decode(b"7")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("plan", "select returned a str, not a Plan"),
+        ("stranger", "select asks stranger:1, which is no candidate"),
+        ("nobody", "select asks no model"),
+        ("odds", "select gave 3 probabilities for 2 models"),
+        ("combined", "combine returned a int, not a Combined"),
+        ("nan", "combine returned a confidence of nan"),
+        ("absent", "combine used stranger:1, which has not arrived"),
+    ],
+)
+def test_nonsense_is_found_out(kind: str, said: str) -> None:
+    policy = own(f"Nonsense(kind={kind!r})")
+    state = policy.init([A, B])
+    if said.startswith("select"):
+        with pytest.raises(PolicyFailed, match=said):
+            policy.select(state, Query(), (A, B))
+    else:
+        with pytest.raises(PolicyFailed, match=said):
+            policy.combine(state, {A: Prediction(1)}, (B,))
+
+
+def test_the_log_has_the_first_traceback_and_then_every_so_many(caplog: pytest.LogCaptureFixture) -> None:
+    policy = own("Learns(fails='observe')")
+    policy.faults._count = iter(range(1, 10**6))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(LOGGED_EVERY + 1):
+            policy.observe(0, SEEN)
+    assert len(caplog.records) == 2
+    assert "observe failed (1 times so far)" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    assert f"({LOGGED_EVERY + 1} times so far)" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["text", "nobody", "absent", "nan", "truth"])
+def test_what_a_decider_may_not_say(kind: str) -> None:
+    view = View((A,), {}, (), (A,), 0.0, 20.0)
+    with pytest.raises((TypeError, ValueError), match="decide"):
+        checked(own_decider(f"own_classes:SaysNonsense(kind={kind!r})").decide(view), view)
