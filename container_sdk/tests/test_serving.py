@@ -99,7 +99,7 @@ def test_hello_says_who_it_is(tmp_path, code):
     assert said.pop("pid") == peer.process.pid
     assert said == {
         "name": "svm", "version": 3, "replica": 2, "input": "f64[2]", "output": "f64", "batch_max": 16, "protocol": 2,
-        "token": "hush", "shared": True,
+        "token": "hush", "shared": True, "corrects": False, "sessions": False,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clipper_container import wire
+from clipper_container.lessons import open_accuracy, open_feedback, pack_accuracy
 from clipper_container.wire import BadFrame, DType, Flag, Kind, Rows
 
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors"
@@ -29,7 +30,12 @@ def read(data):
     if header.kind in (Kind.PREDICT, Kind.REPLY):
         return header, wire.open_rows(header, payload, LIMIT)
     wire.check_payload(header, payload)
-    return header, wire.open_region(payload) if header.kind == Kind.REGION else payload.tobytes()
+    opened = {Kind.REGION: wire.open_region, Kind.ACCURACY: open_accuracy, Kind.FEEDBACK: both}
+    return header, opened.get(header.kind, lambda payload: payload.tobytes())(payload)
+
+
+def both(payload):
+    return open_feedback(payload, LIMIT)
 
 
 def read_v1(data):
@@ -60,6 +66,15 @@ def test_a_frame_means_what_it_says(vector):
     if header.flags & Flag.SHARED:
         assert [list(run) for run in content] == meaning["runs"]
         return
+    if header.kind == Kind.ACCURACY:
+        assert content == (meaning["learned"], meaning["failed"], meaning["accuracy"])
+        assert pack_accuracy(*content) == data[64:]
+        return
+    if header.kind == Kind.FEEDBACK:
+        for rows, part in zip(content, (meaning["inputs"], meaning["labels"]), strict=True):
+            np.testing.assert_equal(values(rows), part["values"])
+            assert (None if rows.sessions is None else rows.sessions.tolist()) == part.get("sessions")
+        return
     if header.kind == Kind.REGION:
         assert content == (meaning["region"], meaning["region_rows"], meaning["row_bytes"])
         return
@@ -69,7 +84,7 @@ def test_a_frame_means_what_it_says(vector):
         assert b"".join(wire.control_frame(header.kind, content, header.id, bool(header.flags & Flag.CHECKED))) == data
         return
     np.testing.assert_equal(values(content), meaning["values"])
-    for part in ("confidence", "status"):
+    for part in ("confidence", "status", "sessions"):
         got = getattr(content, part)
         assert (None if got is None else got.tolist()) == meaning.get(part)
     assert content.text == meaning.get("text", "")

@@ -137,6 +137,12 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
     write_ms: Annotated[int, _about("states that changed are written to the store this often", "ms", ge=1, le=60_000)] = 100
     window: Annotated[int, _about("answers remembered for feedback by their id", "answers", ge=1, le=1 << 24)] = 1 << 16
     window_s: Annotated[float, _about("how long each is remembered", "s", ge=0.1, le=86_400)] = 600.0
+    teach_rows_max: Annotated[
+        int, _about("feedback that waits for the containers of a model; beyond it, it is dropped", "rows", ge=1, le=1 << 24)
+    ] = 4096
+    inputs_bytes_max: Annotated[
+        int, _about("inputs kept for models that learn, until feedback comes by id", "bytes", ge=0, le=1 << 40)
+    ] = 64 * _MIB
     contexts_max: Annotated[
         int, _about("users (or sessions, or regions) whose states are kept in memory", "contexts", ge=16, le=1 << 24)
     ] = 100_000

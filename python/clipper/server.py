@@ -70,7 +70,7 @@ class ClipperServer(Streaming):
             config, self.catalog, self._engines, running, self._dir, self._token, lambda: self.address
         )
         self._recorder = Recorder((self._dir.folder or self._dir.run) / "decoys")
-        self._questions = Questions(self.catalog, running, self._learning, self._recorder)
+        self._questions = Questions(self.catalog, running, self._learning, self._recorder, self._deployment.teaching)
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
 
     # -- life

@@ -95,6 +95,7 @@ cdef bint _begin_piece(Intake* intake, Packing* packing) noexcept nogil:
     packing.task.block = intake.block
     packing.task.bytes = <u32> intake.row_bytes
     packing.task.submit_us = intake.now_us
+    packing.task.salt = intake.salt
     packing.task.deadline_us = intake.deadline_us
     packing.task.keyed = intake.cache != NULL
     return True

@@ -11,6 +11,7 @@ cpdef enum:
     DIMS_MAX = 4
     REGION_BYTES = 24      # payload of REGION
     RUN_BYTES = 16         # of each run in the payload of a SHARED batch
+    ACCURACY_BYTES = 24    # payload of ACCURACY; 8 less without the figure
 
 cpdef enum Kind:
     HELLO = 1          # container -> server: who I am (msgpack map)
@@ -22,6 +23,8 @@ cpdef enum Kind:
     HEARTBEAT = 7      # both ways, empty
     GOODBYE = 8        # both ways, empty: no more batches; then closed
     REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches will name
+    FEEDBACK = 10      # server -> container: inputs and what would have been right (lesson.pxd)
+    ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds itself
 
 cpdef enum Flag:
     VARIABLE = 1       # rows differ in length: u32 lengths (in elements) precede the data
@@ -30,6 +33,7 @@ cpdef enum Flag:
     COMPRESSED = 8     # PREDICT of STR only: the data is one LZ4 block, preceded by its length as u64
     CHECKED = 16       # payload_crc holds the CRC-32 of the payload
     SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
+    SESSIONS = 64      # PREDICT only: u64 per row follows the data: whose query it is
 
 cdef struct Header:
     u8 kind
@@ -54,6 +58,7 @@ cdef struct Rows:             # a payload opened: pointers into it, all checked 
     const u8* data            # of all rows; COMPRESSED: the LZ4 block of them
     u64 data_bytes
     const u32* lengths        # variable rows: elements of each, 4-byte aligned; else NULL
+    const u64* sessions       # or NULL
     const float* confidence   # or NULL
     const u8* status          # or NULL
     const u8* text            # or NULL

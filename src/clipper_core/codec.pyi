@@ -10,6 +10,7 @@ WIRE_VERSION: int
 DIMS_MAX: int
 REGION_BYTES: int
 RUN_BYTES: int
+ACCURACY_BYTES: int
 
 class Kind(IntEnum):
     HELLO = 1
@@ -21,6 +22,8 @@ class Kind(IntEnum):
     HEARTBEAT = 7
     GOODBYE = 8
     REGION = 9
+    FEEDBACK = 10
+    ACCURACY = 11
 
 class Flag(IntFlag):
     VARIABLE = 1
@@ -29,6 +32,7 @@ class Flag(IntFlag):
     COMPRESSED = 8
     CHECKED = 16
     SHARED = 32
+    SESSIONS = 64
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -51,6 +55,7 @@ class OpenRows(NamedTuple):
     confidence: NDArray[np.float32] | None
     status: NDArray[np.uint8] | None
     text: bytes
+    sessions: NDArray[np.uint64] | None
 
 def checksum(data: _Bytes, crc: int = 0) -> int: ...
 def encode_frame(
@@ -89,4 +94,5 @@ def encode_rows(
     checked: bool = False,
     compressed: bool = False,
     search: int = ...,
+    sessions: Sequence[int] | NDArray[Any] | None = None,
 ) -> bytes: ...

@@ -71,7 +71,7 @@ cdef packed struct Wire:              # the header as it travels
 cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
-    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED
+    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS
 
 
 cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil:
@@ -151,7 +151,7 @@ cdef Status header_decode(const u8* bytes, u64 n, const Limits* limits, Header* 
 cdef Status _judge(const Header* header, const Limits* limits) noexcept nogil:
     """OK when the page allows such a header and the limits do."""
     cdef bint fits
-    if header.kind < HELLO or header.kind > REGION or header.flags & ~FLAGS:
+    if header.kind < HELLO or header.kind > ACCURACY or header.flags & ~FLAGS:
         return BAD_FRAME
     if header.payload_crc and not header.flags & CHECKED:
         return BAD_FRAME
@@ -171,6 +171,8 @@ cdef bint _is_control(const Header* header) noexcept nogil:
         return False
     if header.kind == REGION:
         return header.payload_bytes == REGION_BYTES
+    if header.kind == ACCURACY:
+        return header.payload_bytes == ACCURACY_BYTES or header.payload_bytes == ACCURACY_BYTES - 8
     return header.payload_bytes == 0 or (header.kind != HEARTBEAT and header.kind != GOODBYE)
 
 
@@ -181,6 +183,8 @@ cdef bint _is_batch(const Header* header) noexcept nogil:
         return False
     if header.flags & SHARED and (header.kind != PREDICT or header.flags & ~(SHARED | CHECKED)
                                   or header.payload_bytes == 0 or header.payload_bytes % RUN_BYTES):
+        return False
+    if header.flags & SESSIONS and header.kind != PREDICT:
         return False
     if header.flags & VARIABLE:
         return header.rank == 1 and header.dims[0] == 0
@@ -308,6 +312,10 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
         return status
     if header.dtype == BOOL and not _are_flags(out.data, out.data_bytes):
         return BAD_FRAME
+    if header.flags & SESSIONS:
+        if not _take(&cursor, <u64> out.n * sizeof(u64), &part):
+            return BAD_FRAME
+        out.sessions = <const u64*> part
     if header.flags & CONFIDENCE:
         if not _take(&cursor, <u64> out.n * sizeof(float), &part):
             return BAD_FRAME
@@ -383,12 +391,12 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
 FrameHeader = namedtuple("FrameHeader", "kind dtype flags rows id shape payload_bytes time_us payload_crc")
 FrameHeader.__doc__ = "A header, decoded. Threads: any. shape: of one row; (0,) when rows differ in length."
 
-OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text")
+OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text sessions")
 OpenRows.__doc__ = """The rows of a PREDICT or REPLY: read-only views into the payload. Threads: any.
 
 data: ndarray (n, *shape), or 1-d ndarray of all rows one after another when they differ in length; u8 for STR and
 BYTES. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None. status: u8 (n,), 1 for a row that failed,
-or None; text: bytes, why it did.
+or None; text: bytes, why it did. sessions: u64 (n,) or None.
 """
 
 cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16: np.dtype("<u2"),
@@ -511,7 +519,7 @@ cdef object _open(bytes raw, const Header* header, const Rows* rows, object shap
         data = data.reshape((rows.n, *shape))
     return OpenRows(header.dtype, rows.n, data, _view(raw, rows.lengths, <u64> rows.n * 4, "<u4"),
                     _view(raw, rows.confidence, <u64> rows.n * 4, "<f4"), _view(raw, rows.status, rows.n, "u1"),
-                    b"" if rows.text == NULL else rows.text[:rows.text_bytes])
+                    b"" if rows.text == NULL else rows.text[:rows.text_bytes], _view(raw, rows.sessions, <u64> rows.n * 8, "<u8"))
 
 
 cdef bytes _padded(object part):
@@ -559,11 +567,11 @@ cdef object _list_payload(list rows, object search):
 
 
 def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0, checked=False,
-                compressed=False, search=LITERALS):
+                compressed=False, search=LITERALS, sessions=None):
     """A whole PREDICT or REPLY frame of `rows`. Threads: any.
 
     rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of bytes, or of 1-d
-    arrays that differ in length. confidence: n floats. status: n of 0 (fine) or 1 (failed), with `text` saying why.
+    arrays that differ in length. sessions: n u64. confidence: n floats. status: n of 0 (fine) or 1 (failed), `text` says why.
     compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
     """
     cdef int flags = 0
@@ -575,6 +583,9 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
         rows = list(rows)
         (dtype, payload), shape = _list_payload(rows, search if compressed else None), (0,)
         flags = VARIABLE | (COMPRESSED if compressed else 0)
+    if sessions is not None:
+        flags |= SESSIONS
+        payload += np.asarray(sessions, "<u8").tobytes()
     if confidence is not None:
         flags |= CONFIDENCE
         payload += _padded(np.asarray(confidence, "<f4").tobytes())

@@ -18,9 +18,9 @@ from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_n
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
-from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, LinkState,
-                                     News, engine_given, engine_link, engine_lost, engine_open, engine_order, engine_slot,
-                                     engine_step, model_state_free)
+from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, TEACH,
+                                     LinkState, News, engine_given, engine_link, engine_lost, engine_open, engine_order,
+                                     engine_slot, engine_step, model_state_free)
 from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
 from clipper_core.task cimport STATUSES, Tally
 
@@ -177,11 +177,12 @@ cdef class Engine:
     # -- control: what Python's control thread says and hears
 
     def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False,
-               bint shared=False, u32 mode=0,
+               bint shared=False, bint sessions=False, u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME.
 
-        shared: it can map rows; they are shared with it if its connection passes descriptors.
+        shared: it can map rows; they are shared with it if its connection passes descriptors. sessions: it is told the salt
+        of each row as its session; nothing is shared with it then.
         """
         cdef Command command
         if model >= self.state.model_count.load(acquire):
@@ -194,6 +195,7 @@ cdef class Engine:
         command.protocol = protocol
         command.checked = checked
         command.shared = shared
+        command.sessions = sessions
         command.batching.mode = mode
         command.batching.size_max = min(size_max, self.state.limits.rows_max)
         command.batching.step = step
@@ -220,6 +222,16 @@ cdef class Engine:
     def drain(self, u32 conn):
         """No new batches to this replica; goodbye after the last reply."""
         self._order(DRAIN, conn, b"")
+
+    def teach(self, u32 conn, bytes feedback, u32 rows):
+        """Send a container the payload of a FEEDBACK frame (lesson.encode_feedback) of so many rows, when nothing else is to be
+        sent to it. Dropped, and counted, while too much of it waits."""
+        cdef Command command
+        memset(&command, 0, sizeof(Command))
+        command.kind = TEACH
+        command.conn = conn
+        command.number = rows
+        self._with_data(&command, feedback)
 
     def disconnect(self, u32 conn):
         self._order(CLOSE_LINK, conn, b"")
@@ -357,12 +369,16 @@ cdef class Engine:
         }
 
     def replica(self, u32 conn):
-        """The batcher of connection `conn`: its limit, counts, fit and latency profile; None when it is not attached."""
+        """The batcher of connection `conn`: its limit, counts, fit and latency profile; `accuracy` as its model says it (None: it
+        does not), rows of feedback `taught` (sent), `untaught` (dropped), `learned` and `failed` (by the container). None when it
+        is not attached."""
         cdef LinkState* slot = engine_slot(self.state, conn)
         cdef Replica* r
+        cdef u64 accuracy
         if slot == NULL or slot.replica == NULL:
             return None
         r = slot.replica
+        accuracy = r.gauge.progress.accuracy.load(relaxed)
         return {
             "number": r.number,
             "limit": r.gauge.limit.load(relaxed),
@@ -370,6 +386,11 @@ cdef class Engine:
             "misses": r.gauge.misses.load(relaxed),
             "in_flight": r.gauge.in_flight.load(relaxed),
             "suspect": bool(r.gauge.suspect.load(relaxed)),
+            "accuracy": (accuracy - 1) / 1e9 if accuracy else None,
+            "taught": r.gauge.taught.load(relaxed),
+            "untaught": r.gauge.untaught.load(relaxed),
+            "learned": r.gauge.progress.learned.load(relaxed),
+            "failed": r.gauge.progress.failed.load(relaxed),
             "fit_us": (r.gauge.fit_a_ns.load(relaxed) / 1000, r.gauge.fit_b_ns.load(relaxed) / 1000),
             "profile": [(1 << i, r.gauge.profile_us[i].load(relaxed), r.gauge.profile_n[i].load(relaxed))
                         for i in range(PROFILE_BUCKETS) if r.gauge.profile_n[i].load(relaxed)],

@@ -38,7 +38,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
                     bint shared=*) noexcept nogil      # shared: rows that containers may map, if that pays and can be had
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
-                        u64 deadline_us, u64 now_us) noexcept nogil       # OK or FULL; key NULL: neither cached nor joined
+                        u64 deadline_us, u64 now_us, u64 salt) noexcept nogil   # OK or FULL; key NULL: neither cached nor joined
 cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil          # something was published in it
 cdef void lanes_wake(Lanes* lanes) noexcept nogil                         # see that somebody looks at the news
 

@@ -118,7 +118,7 @@ cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil:
 
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
-                        u64 deadline_us, u64 now_us) noexcept nogil:
+                        u64 deadline_us, u64 now_us, u64 salt) noexcept nogil:
     cdef u64 pos
     cdef Task* task
     cdef void* heap = NULL
@@ -140,6 +140,7 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.slot = slot
     task.deadline_us = task.due_us = deadline_us
     task.submit_us = now_us
+    task.salt = salt
     task.next = task.prev = 0
     task.phase = IDLE
     task.tries = 0

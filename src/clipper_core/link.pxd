@@ -7,6 +7,9 @@ from clipper_core.codec cimport Header, Limits
 from clipper_core.machine cimport iovec, u8, u32, u64
 from clipper_core.status cimport Status
 
+cdef enum:
+    LATER_MAX = 64              # frames that wait until nothing else is to be sent
+
 cdef struct Passing:            # a descriptor that travels with the byte at this position of all that is sent; borrowed
     u64 at
     int fd
@@ -20,6 +23,7 @@ cdef struct Link:
     u64 tx_at
     vector[void*]* owned        # beside tx: the block to free once that piece has left, or NULL
     vector[Passing]* passing    # in order; those that have not left
+    vector[iovec]* later        # whole frames, owned, that leave when nothing else is to; oldest first
     bint passes                 # the mover can hand over descriptors
     bint queued                 # its conn is already in the engine's list of writers
     bint closing                # close it once tx has left
@@ -44,6 +48,8 @@ cdef u8* link_next_bare(Link* link, u64 nbytes) noexcept nogil         # protoco
 cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil           # borrowed until sent
 cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil           # freed once sent
 cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil   # copied
+cdef bint link_send_later(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil
+# ^ copied; it never stands before anything else that is to be sent. False: LATER_MAX of them wait, or memory is out
 cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, int fd, u64 now_us) noexcept nogil
 cdef u64 link_pieces(const Link* link, int* fd) noexcept nogil
 # ^ how many pieces of tx may leave in one call, and the descriptor that goes with the first of them, or -1

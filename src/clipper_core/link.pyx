@@ -20,6 +20,7 @@ cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil:
     link.tx = new vector[iovec]()
     link.owned = new vector[void*]()
     link.passing = new vector[Passing]()
+    link.later = new vector[iovec]()
     link.fd = -1
     link.opened_us = link.heard_us = link.spoke_us = now_us
     return link
@@ -29,6 +30,8 @@ cdef void _free_owned(Link* link) noexcept nogil:
     cdef size_t i
     for i in range(link.owned.size()):
         free(link.owned[0][i])
+    for i in range(link.later.size()):
+        free(link.later[0][i].iov_base)
     link.owned.clear()
 
 
@@ -39,6 +42,7 @@ cdef void link_free(Link* link) noexcept nogil:
     del link.tx
     del link.owned
     del link.passing
+    del link.later
     free(link.rx)
     free(link)
 
@@ -151,11 +155,11 @@ cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil:
     link.bytes_queued += n
 
 
-cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+cdef u8* _frame(Link* link, int kind, const void* payload, u64 n) noexcept nogil:
     cdef Header header
     cdef u8* bytes = <u8*> malloc(HEADER_BYTES + n)
     if bytes == NULL:
-        return NO_MEMORY
+        return NULL
     _clear(&header)
     header.kind = <u8> kind
     header.payload_bytes = n
@@ -165,9 +169,29 @@ cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u6
     header_encode(&header, bytes)
     if n:
         memcpy(bytes + HEADER_BYTES, payload, n)
+    return bytes
+
+
+cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+    cdef u8* bytes = _frame(link, kind, payload, n)
+    if bytes == NULL:
+        return NO_MEMORY
     link_send_owned(link, bytes, HEADER_BYTES + n)
     link.spoke_us = now_us
     return OK
+
+
+cdef bint link_send_later(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
+    cdef iovec piece
+    if link.later.size() >= LATER_MAX or link.closing:
+        return False
+    if link.later.empty() and not link_unsent(link):
+        return link_send_frame(link, kind, payload, n, now_us) == OK
+    piece.iov_base = _frame(link, kind, payload, n)
+    piece.iov_len = HEADER_BYTES + n
+    if piece.iov_base != NULL:
+        link.later.push_back(piece)
+    return piece.iov_base != NULL
 
 
 cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, int fd, u64 now_us) noexcept nogil:
@@ -232,6 +256,9 @@ cdef void link_sent(Link* link, u64 n, u64 now_us) noexcept nogil:
         link.tx_at += 1
     if link.tx_at == link.tx.size() or link.tx_at > SENT_MAX:
         _forget_sent(link)
+    if not link_unsent(link) and not link.later.empty() and not link.closing:
+        link_send_owned(link, link.later.front().iov_base, link.later.front().iov_len)
+        link.later.erase(link.later.begin())
 
 
 cdef void _forget_sent(Link* link) noexcept nogil:

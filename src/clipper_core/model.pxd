@@ -37,12 +37,12 @@ cdef class Model:
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt) noexcept nogil
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil
     cdef u64 _now_us(self) noexcept nogil
-    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, u64 now, Block* block,
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, u64 now, Block* block,
                        u32 slot) noexcept nogil
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil
-    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra)
+    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)
     cdef Status _shut(self) noexcept nogil
     cdef int _wait_for_room(self, int klass, u64 until) except -1

@@ -284,7 +284,7 @@ cdef class Model:
         cdef EngineState* e = self.engine.state
         return e.now_us.load(relaxed) if e.manual else monotonic_us()
 
-    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, u64 now, Block* block,
+    cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, u64 now, Block* block,
                        u32 slot) noexcept nogil:
         """A task in a lane of its SLO's class; OK, or why not."""
         cdef ModelState* m = self.state
@@ -302,7 +302,7 @@ cdef class Model:
                 and not gate_probe(&m.gates[klass], now)):
             return FULL if m.gates[klass].size.load(relaxed) else NO_REPLICA
         return lane_submit(e.lanes, m.lanes[klass], row, <u32> nbytes, key if m.cached else NULL, block, slot, now + slo_us,
-                           now)
+                           now, salt)
 
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
         """Count it; for FULL say after how many seconds another try may succeed."""
@@ -328,7 +328,7 @@ cdef class Model:
         if not self._look_up(row, nbytes, salt, &key, &value):
             if home != d:
                 d.guests.fetch_add(1, relaxed)
-            status = self._queue(row, nbytes, &key, slo_us, self._now_us() if now == 0 else now, block, slot)
+            status = self._queue(row, nbytes, &key, salt, slo_us, self._now_us() if now == 0 else now, block, slot)
             if status == OK:
                 return OK
             if home != d:
@@ -338,7 +338,7 @@ cdef class Model:
         block_drop(home, block, 1)
         return status
 
-    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 slo_us, object finish, object extra):
+    cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, object finish, object extra):
         """A future of a task of its own; key NULL: neither joined nor cached."""
         cdef Value nothing
         cdef Block* block = NULL
@@ -348,7 +348,7 @@ cdef class Model:
         nothing.tag = TAG_NONE
         if not slots_claim(self.engine.state.delivery, 1, &block, &slot):
             return future_at_once(self.engine.delivery, NO_MEMORY, &nothing, finish, extra)
-        status = self._queue(row, nbytes, key, slo_us, self._now_us(), block, slot)
+        status = self._queue(row, nbytes, key, salt, slo_us, self._now_us(), block, slot)
         if status != OK:
             self._refused(status, slo_us, &nothing)
             slot_fill(self.engine.state.delivery, block, slot, status, &nothing)
@@ -362,16 +362,16 @@ cdef class Model:
         cdef Key key
         cdef Value value
         if not self._look_up(row, nbytes, salt, &key, &value):
-            return self._evaluate(row, nbytes, &key, slo_us, finish, extra)
+            return self._evaluate(row, nbytes, &key, salt, slo_us, finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
-            self.similar.remember(self._evaluate(row, nbytes, NULL, self.slo_us, None, None), value_object(&value))
+            self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None), value_object(&value))
         return future_at_once(self.engine.delivery, OK, &value, finish, extra)
 
     @cython.binding(False)
     def predict(self, x, slo_ms=None, u64 salt=0):
         """Schedule one prediction; -> Future, at once. Raises only for an input of the wrong type or shape.
 
-        `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries of equal inputs.
+        `slo_ms`: this query's own latency objective, milliseconds; `salt` separates cache entries of equal inputs; a session.
         """
         return self._predict(x, self.slo_us if slo_ms is None else slo_of(slo_ms * 1000, 0), salt, None, None)
 

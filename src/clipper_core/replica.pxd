@@ -10,6 +10,7 @@ from clipper_core.batcher cimport Batcher
 from clipper_core.clock_cache cimport Key
 from clipper_core.codec cimport Header, Limits
 from clipper_core.task cimport Lanes, Span, Tally
+from clipper_core.lesson cimport Progress
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.status cimport Status
@@ -55,6 +56,9 @@ cdef cppclass Gauge:            # for snapshots
     atomic[u64] misses
     atomic[u64] in_flight
     atomic[u64] suspect
+    Progress progress           # of a model that learns
+    atomic[u64] taught          # feedback: rows on their way to the container
+    atomic[u64] untaught        # and rows dropped, because too much of it waited
     atomic[u64] fit_a_ns
     atomic[u64] fit_b_ns
     atomic[u64] profile_us[24]  # mean service time by log2(batch size)
@@ -76,6 +80,7 @@ cdef cppclass Replica:
     u64 passed                  # the model's pump in which another replica was the better one
     u8 v1_format
     bint shared                 # it maps rows
+    bint sessions               # it is told whose query each row is
     vector[Run]* runs           # scratch for a batch of shared rows
     vector[u32]* regions        # those it has been told of
     vector[const void*]* rows   # scratch for rows that must be gathered
@@ -89,9 +94,11 @@ cdef void batch_free(Batch* batch) noexcept nogil
 
 cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil
 # ^ takes the batch over; NO_MEMORY or TOO_LARGE: nothing was queued and the caller still has it
+cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, u64 now_us) noexcept nogil
+# ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when too much of it waits
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
                           u64 slo_us, u64 now_us) noexcept nogil
-# ^ a REPLY or FAILURE: ends the batch's rows. BAD_FRAME: the link is of no more use
+# ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the link is of no more use
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil
 # ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil

@@ -4,17 +4,19 @@ from libc.string cimport memcpy, memset
 
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
 from clipper_core.clock_cache cimport cache_fill, cache_prefetch
-from clipper_core.codec cimport (CHECKED, COMPRESSED, FAILURE, HEADER_BYTES, PREDICT, RUN_BYTES, SHARED, VARIABLE, Rows,
-                                 compressed_bound, compressed_encode, crc32, header_encode, rows_open, v1_bound, v1_compress,
-                                 v1_encode, variable_encode, variable_payload_bytes)
-from clipper_core.dtype cimport ANY, BYTES, F64, STR, itemsize
+from clipper_core.codec cimport (ACCURACY, CHECKED, COMPRESSED, FAILURE, FEEDBACK, HEADER_BYTES, PREDICT, RUN_BYTES, SESSIONS,
+                                 SHARED, VARIABLE, Rows, compressed_bound, compressed_encode, crc32, header_encode, rows_open,
+                                 v1_bound, v1_compress, v1_encode, variable_encode, variable_payload_bytes)
+from clipper_core.dtype cimport ANY, F64, STR, itemsize
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.lane cimport row_end, row_found, span_end, span_key, span_retry, span_row_end
-from clipper_core.link cimport link_next_bare, link_send, link_send_owned, link_send_region
+from clipper_core.lesson cimport accuracy_read
+from clipper_core.link cimport link_next_bare, link_send, link_send_later, link_send_owned, link_send_region
 from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.machine cimport aligned_new, relaxed
+from clipper_core.output cimport output_text, output_value
 from clipper_core.piece cimport piece_end_words, span_leave
-from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, Value, blob_new, value_drop
+from clipper_core.prediction cimport TAG_NONE, Value, value_drop
 from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
 from clipper_core.task cimport Lane, Task, lane_of, lane_places, pos_of, span_place, span_rows, task_of, task_row
 
@@ -117,7 +119,21 @@ cdef Header _header(Replica* r, const RowSpec* spec, Batch* batch, u64 payload_b
     else:
         header.rank = spec.rank
         memcpy(header.dims, spec.dims, sizeof(header.dims))
+    if r.sessions:
+        header.flags |= SESSIONS
+        header.payload_bytes += <u64> batch.n * sizeof(u64)
     return header
+
+
+cdef void _put_sessions(Lanes* lanes, const Batch* batch, u8* out) noexcept nogil:
+    """Whose query each row is: the salt that it was asked with."""
+    cdef u32 i, k
+    cdef u64 session
+    for i in range(batch.span_count):
+        session = task_of(lanes, batch.spans[i].ticket).salt
+        for k in range(batch.spans[i].rows):
+            memcpy(out + k * sizeof(u64), &session, sizeof(u64))
+        out += batch.spans[i].rows * sizeof(u64)
 
 
 cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil:
@@ -127,8 +143,14 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
     cdef u64 nbytes
     cdef u32 i, crc = 0
     cdef const u8* rows
+    cdef u8* sessions = NULL
     if header.payload_bytes > r.link.limits.payload_bytes_max:
         return TOO_LARGE
+    if r.sessions:
+        sessions = <u8*> malloc(<u64> batch.n * sizeof(u64))
+        if sessions == NULL:
+            return NO_MEMORY
+        _put_sessions(lanes, batch, sessions)
     link_send(r.link, batch.header, HEADER_BYTES)
     for i in range(batch.span_count):
         rows = span_rows(lanes, &batch.spans[i], spec.row_bytes)
@@ -139,7 +161,9 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
     link_send(r.link, ZEROS, padding)
     if r.link.checked:
         header.flags |= CHECKED
-        header.payload_crc = crc32(crc, ZEROS, padding)
+        header.payload_crc = crc32(crc32(crc, ZEROS, padding), sessions, header.payload_bytes - data - padding)
+    if r.sessions:
+        link_send_owned(r.link, sessions, <u64> batch.n * sizeof(u64))
     header_encode(&header, batch.header)
     return OK
 
@@ -235,11 +259,13 @@ cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch*
     cdef u64 payload_bytes = variable_payload_bytes(batch.n, data_bytes)
     cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
     cdef u8* frame
-    if payload_bytes > r.link.limits.payload_bytes_max:
+    if header.payload_bytes > r.link.limits.payload_bytes_max:
         return TOO_LARGE
-    frame = <u8*> malloc(HEADER_BYTES + payload_bytes)
+    frame = <u8*> malloc(HEADER_BYTES + header.payload_bytes)
     if frame == NULL:
         return NO_MEMORY
+    if r.sessions:
+        _put_sessions(lanes, batch, frame + HEADER_BYTES + payload_bytes)
     variable_encode(batch.n, r.rows.data(), r.row_bytes.data(), itemsize(spec.dtype), frame + HEADER_BYTES)
     if spec.dtype == STR and _is_searched(r, data_bytes):
         frame = _compressed(r, &header, frame, data_bytes)
@@ -252,7 +278,7 @@ cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch*
 
 
 cdef bint _is_searched(const Replica* r, u64 text_bytes) noexcept nogil:
-    return r.link.search != LITERALS and SEGMENT_BYTES <= text_bytes <= LZ4_BYTES_MAX
+    return r.link.search != LITERALS and not r.sessions and SEGMENT_BYTES <= text_bytes <= LZ4_BYTES_MAX
 
 
 cdef u8* _compressed(Replica* r, Header* header, u8* frame, u64 data_bytes) noexcept nogil:
@@ -296,6 +322,13 @@ cdef Status _send_v1(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch
     return OK
 
 
+cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, u64 now_us) noexcept nogil:
+    if link_send_later(r.link, FEEDBACK, feedback, nbytes, now_us):
+        r.gauge.taught.fetch_add(rows, relaxed)
+    else:
+        r.gauge.untaught.fetch_add(rows, relaxed)
+
+
 # -- in ----------------------------------------------------------------------------------------------------------------
 
 cdef Batch* _take_oldest(Replica* r, u64 slo_us, u64 now_us, bint learn) noexcept nogil:
@@ -334,6 +367,8 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     cdef Batch* batch
     cdef Rows rows
     cdef Status status
+    if header.kind == ACCURACY:
+        return accuracy_read(payload, header.payload_bytes, &r.gauge.progress)
     if header.id >= r.next_id or (r.in_flight and header.id > r.flight[0].id):
         return BAD_FRAME            # an id we never gave, or not in turn: what it passed over would never be answered
     if r.in_flight == 0 or header.id < r.flight[0].id:
@@ -377,31 +412,6 @@ cdef bint _is_declared(const RowSpec* spec, const Header* header) noexcept nogil
     return True
 
 
-cdef bint _value_of(const Header* header, const Rows* rows, u32 i, u64 at, u64 nbytes, Value* value) noexcept nogil:
-    """Output i, `nbytes` at offset `at` of the data. False when memory is out."""
-    cdef Blob* blob
-    value.word = 0
-    if header.rank == 0 and not header.flags & VARIABLE and rows.confidence == NULL:
-        memcpy(&value.word, rows.data + at, nbytes)
-        value.tag = header.dtype
-        return True
-    blob = blob_new(rows.data + at, nbytes)
-    if blob == NULL:
-        return False
-    blob.dtype = header.dtype
-    blob.rank = header.rank
-    memcpy(blob.dims, header.dims, sizeof(header.dims))
-    if header.flags & VARIABLE:
-        blob.rank = 0 if header.dtype == STR or header.dtype == BYTES else 1
-        blob.dims[0] = <u32> (nbytes / itemsize(header.dtype))
-    if rows.confidence != NULL:
-        blob.has_confidence = 1
-        blob.confidence = rows.confidence[i]
-    value.word = <u64> blob
-    value.tag = TAG_BLOB
-    return True
-
-
 cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch, const Rows* rows, u64 now_us) noexcept nogil:
     cdef u32 s, k, i = 0
     cdef u64 at = 0
@@ -409,7 +419,7 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
     cdef bint words = (header.rank == 0 and not header.flags & VARIABLE and rows.confidence == NULL and rows.status == NULL
                        and batch.keys == NULL)
     if rows.status != NULL:
-        _text_value(<const char*> rows.text, rows.text_bytes, &why)
+        output_text(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)
     for s in range(batch.span_count):
         if words and _end_words(lanes, &batch.spans[s], rows.data + at, <u32> rows.row_bytes, header.dtype, now_us):
@@ -453,7 +463,7 @@ cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Sp
         nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
     if rows.status != NULL and rows.status[i]:
         _end_row(lanes, batch, span, k, i, MODEL_ERROR, why, now_us)
-    elif _value_of(header, rows, i, at, nbytes, &value):
+    elif output_value(header, rows, i, at, nbytes, &value):
         _end_row(lanes, batch, span, k, i, OK, &value, now_us)
         value_drop(&value)
     else:
@@ -484,20 +494,10 @@ cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
     return lane_of(lanes, ticket).ring.cells.untouched(pos_of(ticket))
 
 
-cdef void _text_value(const char* text, u64 n, Value* value) noexcept nogil:
-    cdef Blob* blob = blob_new(text, n)
-    value.word = 0
-    value.tag = TAG_NONE
-    if blob != NULL:
-        blob.dtype = STR
-        value.word = <u64> blob
-        value.tag = TAG_BLOB
-
-
 cdef void _fail(Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, u64 now_us) noexcept nogil:
     cdef u32 i
     cdef Value value
-    _text_value(text, n, &value)
+    output_text(text, n, &value)
     for i in range(batch.span_count if batch.keys == NULL else 0):
         span_end(lanes, &batch.spans[i], status, &value, now_us)
     value_drop(&value)

@@ -35,6 +35,7 @@ cdef enum CommandKind:          # Python -> loop
     EXPECT = 5                  # of a model without a replica: none comes before when_us
     HAND_OVER = 6               # a connection to the engine `to`, which hears its HELLO again; for the mover, as is
     ADOPT = 7                   # the other side of it
+    TEACH = 8                   # a FEEDBACK payload (data) of `number` rows, when nothing else is to be sent
 
 cdef struct Command:
     u32 kind
@@ -44,6 +45,7 @@ cdef struct Command:
     u8 protocol
     bint checked
     bint shared                 # the container can map rows
+    bint sessions               # and wants to know whose query each row is; it maps none then
     BatcherConfig batching
     void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
     u64 nbytes

@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 from clipper_core.asking cimport asking_step
 from clipper_core.batcher cimport batcher_hold_until, batcher_init
-from clipper_core.codec cimport (FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
+from clipper_core.codec cimport (ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, crew_rows,
                                 too_late)
 from clipper_core.delivery cimport delivery_flush
@@ -25,7 +25,7 @@ from clipper_core.link cimport link_free, link_new, link_next, link_received, li
 from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
-                                   replica_lost, replica_new, replica_overdue, replica_send)
+                                   replica_lost, replica_new, replica_overdue, replica_send, replica_teach)
 from clipper_core.ring cimport ring_row
 from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
 from clipper_core.task cimport Span, Task, task_of
@@ -221,7 +221,7 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
             slot.replica.draining = True
         _close_soon(e, slot)
         return OK
-    if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE):
+    if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE and header.kind != ACCURACY):
         return BAD_FRAME
     model = e.models[slot.model]
     _warm(e, model)
@@ -269,6 +269,9 @@ cdef void _obey_one(EngineState* e, Command* command, u64 now_us) noexcept nogil
         slot.replica.draining = True
         _warm(e, e.models[slot.model])
         _finish_draining(e, slot, now_us)
+    elif command.kind == TEACH and slot.replica != NULL:
+        replica_teach(slot.replica, command.data, command.nbytes, command.number, now_us)
+        _want_write(e, slot)
     elif command.kind == CLOSE_LINK:
         _close_soon(e, slot)
 
@@ -287,7 +290,8 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     slot.model = command.model
     batcher_init(&slot.replica.batcher, &command.batching)
     slot.replica.gauge.limit.store(<u64> slot.replica.batcher.limit, relaxed)
-    slot.replica.shared = command.shared and command.protocol == 2 and slot.link.passes
+    slot.replica.sessions = command.sessions and command.protocol == 2
+    slot.replica.shared = command.shared and command.protocol == 2 and slot.link.passes and not command.sessions
     if slot.replica.shared:
         model.shares.store(1, relaxed)
     slot.replica.v1_format = <u8> v1_format(model.spec.dtype, model.spec.variable)

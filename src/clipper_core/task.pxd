@@ -27,6 +27,7 @@ cdef struct Task:
     u64 deadline_us
     u64 due_us              # latest deadline among it and those joined to it
     u64 submit_us
+    u64 salt                # that it was asked with: a session's number, for models that take sessions
     u64 next                # ticket of the next task joined to the same row; 0: none
     u64 prev                # ticket of the one before (the owner at last); 0: this is the owner
     void* heap              # the row, when rows differ in length

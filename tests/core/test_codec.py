@@ -33,6 +33,7 @@ from clipper_core.codec import (
     open_runs,
 )
 from clipper_core.dtype import NAMES, DType
+from clipper_core.lesson import decode_accuracy, decode_feedback
 from clipper_core.lz4 import decode_lz4
 from clipper_core.status import Status, error_for
 from clipper_core.v1 import V1, decode_v1, encode_v1, message_bytes_v1
@@ -114,6 +115,7 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     assert (rows.status is None) == ("status" not in meaning)
     assert rows.status is None or rows.status.tolist() == meaning["status"]
     assert rows.text.decode() == meaning.get("text", "")
+    assert (None if rows.sessions is None else rows.sessions.tolist()) == meaning.get("sessions")
     values: Any = meaning["values"]
     if header.dtype == DType.BYTES:
         values = [bytes.fromhex(value) for value in values]
@@ -124,7 +126,7 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     again = encode_rows(
         header.kind, values, confidence=meaning.get("confidence"), status=meaning.get("status"), id=header.id,
         text=meaning.get("text", ""), time_us=header.time_us, checked=bool(header.flags & Flag.CHECKED),
-        compressed=bool(header.flags & Flag.COMPRESSED),
+        compressed=bool(header.flags & Flag.COMPRESSED), sessions=meaning.get("sessions"),
     )  # fmt: skip
     assert again == frame
 
@@ -160,6 +162,10 @@ def test_what_must_be_refused(vector: dict[str, Any]) -> None:
             decode_v1(frame)
         elif (header := decode_header(frame)) and header.flags & Flag.SHARED:
             open_runs(header, frame[HEADER_BYTES:])
+        elif header and header.kind == Kind.FEEDBACK:
+            decode_feedback(frame[HEADER_BYTES:])
+        elif header and header.kind == Kind.ACCURACY:
+            decode_accuracy(frame[HEADER_BYTES:])
         else:
             opened(frame)
 
@@ -215,6 +221,8 @@ def fits(header: FrameHeader, payload: bytes) -> bool:
         parts = [math.prod(header.shape) * item * header.rows]
         if math.prod(size for size in header.shape if size) * item * header.rows >= 2**63:
             return False
+    if header.flags & Flag.SESSIONS:
+        parts.append(8 * header.rows)
     if header.flags & Flag.CONFIDENCE:
         parts.append(4 * header.rows)
     if header.flags & Flag.ROW_STATUS:
@@ -233,7 +241,8 @@ def fits(header: FrameHeader, payload: bytes) -> bool:
 
 
 def arbitrary_header(rng: random.Random, payload_bytes: int) -> FrameHeader:
-    flags = rng.choice((0, 0, 1, 1, 2, 3, 4, 5, 6, 7))
+    kind = rng.choice(ROW_KINDS)
+    flags = rng.choice((0, 0, 1, 1, 2, 3, 4, 5, 6, 7)) | (rng.choice((0, 0, 0, 64)) if kind == Kind.PREDICT else 0)
     shape: tuple[int, ...] = (0,)
     if flags & Flag.VARIABLE:
         dtype = rng.randrange(1, 15)
@@ -242,7 +251,7 @@ def arbitrary_header(rng: random.Random, payload_bytes: int) -> FrameHeader:
         sizes = HOSTILE if rng.random() < 0.2 else (0, 1, 1, 2, 3)
         shape = tuple(rng.choice(sizes) for _ in range(rng.randrange(5)))
     rows = rng.choice(HOSTILE[1:]) if rng.random() < 0.2 else rng.randrange(1, 5)
-    return FrameHeader(rng.choice(ROW_KINDS), dtype, flags, rows, 0, shape, payload_bytes, 0, 0)
+    return FrameHeader(kind, dtype, flags, rows, 0, shape, payload_bytes, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -173,6 +173,7 @@ def test_a_quantile_is_a_value_that_occurred() -> None:
     ("script", "said"),
     [
         ("serve.py", r"the scan shows 4; answered 4.*\nsvm: 9\d\.\d%"),
+        ("online.py", r"after    0 feedbacks 10% right\n(.*\n)*after 1400 feedbacks [789]\d% right\nit says of itself: [789]\d%"),
         ("strings.py", r"snow.*: weather.*\n.*: sport.*\n.*: food"),
     ],
 )

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE, REGION = range(1, 10)
-KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE", "REGION")
-VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED = 1, 2, 4, 8, 16, 32
-FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED", 32: "SHARED"}
+HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE, REGION, FEEDBACK, ACCURACY = range(1, 12)
+KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE", "REGION",
+         "FEEDBACK", "ACCURACY")  # fmt: skip
+VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS = 1, 2, 4, 8, 16, 32, 64
+FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED", 32: "SHARED", 64: "SESSIONS"}
 DTYPES = ("any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes")
 CODES = ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 NUMPY = dict(zip(DTYPES[1:13], CODES, strict=True))
@@ -74,12 +75,17 @@ def frame(name: str, kind: int, payload: bytes = b"", *, meaning: Vector | None 
 # -- batches
 
 
-def tail(confidence: list[float] | None, status: list[int] | None, text: str) -> tuple[int, bytes, Vector]:
+def tail(
+    confidence: list[float] | None, status: list[int] | None, text: str, sessions: list[int] | None = None
+) -> tuple[int, bytes, Vector]:
     """What follows the data: its flags, its bytes, its meaning."""
     flags, part = 0, b""
     meaning: Vector = {}
+    if sessions is not None:
+        flags, part = SESSIONS, struct.pack(f"<{len(sessions)}Q", *sessions)
+        meaning["sessions"] = sessions
     if confidence is not None:
-        flags, part = CONFIDENCE, pad(np.array(confidence, "<f4").tobytes())
+        flags, part = flags | CONFIDENCE, part + pad(np.array(confidence, "<f4").tobytes())
         meaning["confidence"] = confidence
     if status is not None:
         flags, part = flags | ROW_STATUS, part + pad(bytes(status)) + text.encode()
@@ -96,10 +102,11 @@ def fixed(
     status: list[int] | None = None,
     text: str = "",
     flags: int = 0,
+    sessions: list[int] | None = None,
     **fields: Any,
 ) -> Vector:
     array = np.array(values, NUMPY[dtype])
-    more, rest, meaning = tail(confidence, status, text)
+    more, rest, meaning = tail(confidence, status, text, sessions)
     meaning = {"values": array.tolist()} | meaning
     fields |= {"rows": len(values), "dims": array.shape[1:], "flags": flags | more, "dtype": dtype}
     return frame(name, kind, pad(array.tobytes()) + rest, meaning=meaning, **fields)
@@ -114,6 +121,7 @@ def variable(
     status: list[int] | None = None,
     text: str = "",
     flags: int = 0,
+    sessions: list[int] | None = None,
     **fields: Any,
 ) -> Vector:
     """values: lists of numbers, str, or (for bytes) hexadecimal str."""
@@ -129,7 +137,7 @@ def variable(
     if flags & COMPRESSED:
         block = literals(data)
         data = struct.pack("<Q", len(block)) + block
-    more, rest, meaning = tail(confidence, status, text)
+    more, rest, meaning = tail(confidence, status, text, sessions)
     fields |= {"rows": len(values), "dims": (0,), "flags": flags | more | VARIABLE, "dtype": dtype}
     return frame(name, kind, lengths + pad(data) + rest, meaning={"values": values} | meaning, **fields)
 
@@ -144,6 +152,18 @@ def shared(name: str, dtype: str, dims: tuple[int, ...], runs: list[list[int]], 
     payload = b"".join(struct.pack("<IIQ", number, count, first) for number, first, count in runs)
     fields |= {"dtype": dtype, "dims": dims, "rows": sum(run[2] for run in runs), "flags": flags | SHARED}
     return frame(name, PREDICT, payload, meaning={"runs": runs}, **fields)
+
+
+def feedback(name: str, inputs: Vector, labels: Vector, flags: int = 0) -> Vector:
+    """Two whole frames in one: a PREDICT with sessions, and a REPLY."""
+    payload = bytes.fromhex(inputs["hex"] + labels["hex"])
+    meaning = {"inputs": inputs["meaning"], "labels": labels["meaning"]}
+    return frame(name, FEEDBACK, payload, flags=flags, meaning=meaning)
+
+
+def accuracy(name: str, learned: int, failed: int, value: float | None = None, **fields: Any) -> Vector:
+    payload = struct.pack("<QQ", learned, failed) + (b"" if value is None else struct.pack("<d", value))
+    return frame(name, ACCURACY, payload, meaning={"learned": learned, "failed": failed, "accuracy": value}, **fields)
 
 
 def literals(data: bytes) -> bytes:
@@ -210,6 +230,14 @@ def version2() -> list[Vector]:
                  text="row 1", flags=CHECKED, id=6, time_us=42),
         variable("reply_bytes", REPLY, "bytes", ["cafe"], id=7),
         fixed("reply_status_no_text", REPLY, "i32", [1], status=[0], id=8),
+        fixed("predict_sessions", PREDICT, "f32", [[0.5], [1.5], [-2.0]], sessions=[7, 0, 2**64 - 1], id=14),
+        variable("predict_str_sessions", PREDICT, "str", ["a", "Grüße"], sessions=[1, 2], flags=CHECKED, id=15),
+        feedback("feedback_digits", fixed("", PREDICT, "f64", [[0.5, 1.0], [2.0, -3.0]], sessions=[0, 99]),
+                 fixed("", REPLY, "i64", [4, 7])),
+        feedback("feedback_str_checked", variable("", PREDICT, "str", ["snow", "goal"], sessions=[1, 1]),
+                 variable("", REPLY, "str", ["weather", "sport"]), flags=CHECKED),
+        accuracy("accuracy", 1200, 3, 0.9375),
+        accuracy("accuracy_unsaid", 64, 0, flags=CHECKED),
     ]  # fmt: skip
 
 
@@ -275,12 +303,12 @@ def refused() -> list[Vector]:
     add("version", "version is not 2", header(**row, payload_bytes=8, version=3) + scalar)
     add("header_crc", "header CRC is wrong", good[:60] + bytes([good[60] ^ 1]) + good[61:] + scalar)
     add("kind_0", "kind 0 is unknown", header(0, **row, payload_bytes=8) + scalar)
-    add("kind_10", "kind 10 is unknown", header(10, **row, payload_bytes=8) + scalar)
+    add("kind_12", "kind 12 is unknown", header(12, **row, payload_bytes=8) + scalar)
     add("dtype_0", "a batch has an element type", header(rows=1, payload_bytes=8) + scalar)
     add("dtype_15", "dtype 15 is unknown", header(rows=1, dtype="15", payload_bytes=8) + scalar)
     add("rank_5", "rank above 4", header(**row, rank=5, dims=(1, 1, 1, 1), payload_bytes=8) + scalar)
     add("dims_unused", "a dimension beyond the rank", header(**row, rank=0, dims=(1,), payload_bytes=8) + scalar)
-    add("flags_unknown", "flag 64 is unknown", header(**row, flags=64, payload_bytes=8) + scalar)
+    add("flags_unknown", "flag 128 is unknown", header(**row, flags=128, payload_bytes=8) + scalar)
     add("reserved", "reserved is not 0", header(**row, reserved=1, payload_bytes=8) + scalar)
     add("crc_unchecked", "payload_crc without CHECKED", header(**row, payload_crc=1, payload_bytes=8) + scalar)
     wrong = header(**row, flags=CHECKED, payload_crc=zlib.crc32(scalar) ^ 1, payload_bytes=8)
@@ -318,6 +346,7 @@ def refused() -> list[Vector]:
     add("heartbeat_payload", "HEARTBEAT is empty", header(HEARTBEAT, payload_bytes=8) + scalar)
     add("hello_rows", "HELLO carries no rows", header(HELLO, rows=1, payload_bytes=8) + scalar)
     refused_sharing(add, row)
+    refused_learning(add)
     add("v1_format_0", "format 0 is unknown", struct.pack("<BII", 0, 1, 1) + b"\0", 1)
     add("v1_format_8", "format 8 is unknown", struct.pack("<BII", 8, 1, 1) + b"\0", 1)
     add("v1_rows_0", "a batch has at least one row", struct.pack("<BII", 3, 0, 0), 1)
@@ -348,6 +377,35 @@ def refused_sharing(add: Any, row: Vector) -> None:
     add("shared_status", "nothing beside SHARED rows", header(**row, flags=SHARED | ROW_STATUS, payload_bytes=16) + run)
     add("shared_variable", "SHARED rows are of one shape",
         header(dtype="u8", rows=1, dims=(0,), flags=SHARED | VARIABLE, payload_bytes=16) + run)  # fmt: skip
+
+
+def refused_learning(add: Any) -> None:
+    """SESSIONS, FEEDBACK and ACCURACY."""
+    row: Vector = {"dtype": "f64", "rows": 1}
+    one, two = struct.pack("<d", 1.0), struct.pack("<dd", 1.0, 2.0)
+    add("sessions_missing", "a session a row", header(**row, flags=SESSIONS, payload_bytes=8) + one)
+    add("sessions_reply", "a REPLY has no sessions", header(REPLY, **row, flags=SESSIONS, payload_bytes=16) + two)
+    add("sessions_shared", "nothing beside SHARED rows",
+        header(**row, flags=SHARED | SESSIONS, payload_bytes=16) + struct.pack("<IIQ", 3, 1, 5))  # fmt: skip
+    add("accuracy_short", "ACCURACY has 16 or 24 bytes", header(ACCURACY, payload_bytes=8) + one)
+    add("accuracy_rows", "ACCURACY carries no rows", header(ACCURACY, rows=1, payload_bytes=16) + bytes(16))
+    for name, value in (("above", 1.0000001), ("below", -0.5), ("nan", float("nan")), ("infinite", float("inf"))):
+        payload = struct.pack("<QQd", 1, 0, value)
+        add(f"accuracy_{name}", "an accuracy lies from 0 to 1", header(ACCURACY, payload_bytes=24) + payload)
+    inputs = header(**row, flags=SESSIONS, payload_bytes=16) + two
+    bare = header(**row, payload_bytes=8) + one
+    label = header(REPLY, **row, payload_bytes=8) + one
+    labels = header(REPLY, **(row | {"rows": 2}), payload_bytes=16) + two
+    for name, why, payload in (
+        ("empty", "feedback has inputs", b""),
+        ("inputs_only", "feedback has labels", inputs),
+        ("swapped", "the inputs come first", label + inputs),
+        ("no_sessions", "a session a row", bare + label),
+        ("counts", "as many labels as inputs", inputs + labels),
+        ("cut", "a frame within is cut", (inputs + label)[:-8]),
+        ("long", "nothing behind the labels", inputs + label + one),
+    ):
+        add(f"feedback_{name}", why, header(FEEDBACK, payload_bytes=len(payload)) + payload)
 
 
 def lines(vectors: list[Vector]) -> str:

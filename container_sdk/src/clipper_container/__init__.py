@@ -13,7 +13,7 @@
 Importing this package does not import numpy, so that a process can still set its thread limits before it does.
 """
 
-from clipper_container.model import Model, Scored
+from clipper_container.model import Model, Scored, session_of
 
 __version__ = "0.1.0"
-__all__ = ["Model", "Scored", "__version__"]
+__all__ = ["Model", "Scored", "__version__", "session_of"]

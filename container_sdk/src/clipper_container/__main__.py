@@ -190,6 +190,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         retry_singly=arguments.retry_singly,
         row_by_row=arguments.row_by_row,
         pad=arguments.pad,
+        corrects=model.corrects,
+        sessions=model.sessions,
     )
     stop = StopSwitch()
     stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))

@@ -38,33 +38,36 @@ class Evaluator:
     row_by_row: bool = False
     pad: int = 0
 
-    def run(self, inputs: Any, n: int) -> tuple[Rows, int]:
-        """Predict `n` rows. Returns the rows of the reply, and the microseconds that it took.
+    def run(self, inputs: Any, n: int, *sessions: Any) -> tuple[Rows, int]:
+        """Predict `n` rows; sessions: of each, for a model that takes them.
+
+        Returns the rows of the reply, and the microseconds that it took.
 
         Raises: ModelFailed.
         """
         started = time.perf_counter_ns()
         try:
-            rows = self._row_by_row(inputs, n) if self.row_by_row else self._batch(inputs, n)
+            given = (inputs, *sessions)
+            rows = self._row_by_row(given, n) if self.row_by_row else self._batch(given, n)
         except BadOutput as error:
             raise ModelFailed(str(error)) from None
         return rows, (time.perf_counter_ns() - started) // 1000
 
-    def _batch(self, inputs: Any, n: int) -> Rows:
+    def _batch(self, given: tuple[Any, ...], n: int) -> Rows:
         try:
-            return self._whole(inputs, n)
+            return self._whole(given, n)
         except BadOutput:
             raise
         except Exception as error:
             if not self.retry_singly or n == 1:
                 raise ModelFailed(user_traceback(error)) from None
-        return self._each(n, lambda i: _only(self._whole(inputs[i : i + 1], 1)))
+        return self._each(n, lambda i: _only(self._whole(tuple(part[i : i + 1] for part in given), 1)))
 
-    def _whole(self, inputs: Any, n: int) -> Rows:
+    def _whole(self, given: tuple[Any, ...], n: int) -> Rows:
         missing = -n % self.pad if self.pad else 0
         if missing:
-            return first_rows(self._whole(self._padded(inputs, n, missing), n + missing), n)
-        return to_rows(self.model.predict_batch(inputs), n, self.name)
+            return first_rows(self._whole(tuple(self._padded(part, n, missing) for part in given), n + missing), n)
+        return to_rows(self.model.predict_batch(*given), n, self.name)
 
     def _padded(self, inputs: Any, n: int, missing: int) -> Any:
         if isinstance(inputs, list):
@@ -74,12 +77,12 @@ class Evaluator:
         padded[n:] = inputs[n - 1]
         return padded
 
-    def _row_by_row(self, inputs: Any, n: int) -> Rows:
+    def _row_by_row(self, given: tuple[Any, ...], n: int) -> Rows:
         predict = self.model.predict_batch
         if self.retry_singly and n > 1:
-            return self._each(n, lambda i: predict(inputs[i]))
+            return self._each(n, lambda i: predict(*(part[i] for part in given)))
         try:
-            return _merged([predict(inputs[i]) for i in range(n)], self.name)
+            return _merged([predict(*(part[i] for part in given)) for i in range(n)], self.name)
         except BadOutput:
             raise
         except Exception as error:

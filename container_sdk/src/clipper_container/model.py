@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +21,27 @@ class Scored:
     confidence: Any
 
 
+def session_of(user: str) -> int:
+    """The number (u64) by which a model knows a user, a session or a region; 0 for the empty one."""
+    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "little") if user else 0
+
+
 class Model(ABC):
     """A model: subclass it and write `predict_batch`.
 
     input: type of one row: "f64[64]", "f32[3,224,224]", "f64[*]" (rows differ in length), "str", "bytes", or "any".
     output: type of one output, or "any".
     batch_max: most rows that one batch may have; 0 for no limit of the model's own.
+    sessions: whose query each row is, is told too: write `predict_batch(self, inputs, sessions)`. sessions: ndarray (n,) of u64,
+        `clipper_container.session_of(user)` each; 0: nobody's. Such a model's predictions are cached by session.
+
+    A model that learns from feedback has `correct` as well, and may say by `accuracy` how well it does.
     """
 
     input: str = "any"
     output: str = "any"
     batch_max: int = 0
+    sessions: bool = False
 
     def load(self) -> None:  # noqa: B027  # a hook: most models need none
         """Called once, in the model's own process, before the first batch. Open files, sockets and devices here."""
@@ -45,6 +56,26 @@ class Model(ABC):
         Raises: whatever it likes; the batch fails with that traceback, and the process lives on.
         """
 
+    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+        """Learn from feedback: `labels[i]` would have been right for `inputs[i]`.
+
+        inputs: as `predict_batch` has them.  labels: an ndarray (n, ...) or a list, as `predict_batch` would return them.
+        sessions: ndarray (n,) of u64; see `sessions` above.
+        Called between batches, when none waits, on the thread that predicts; a batch that comes meanwhile waits for this one
+        call. Each feedback is told at most once, to each replica that runs then: keep what must survive yourself.
+        Raises: whatever it likes; it is logged and counted, and predictions go on.
+        """
+        raise NotImplementedError
+
+    def accuracy(self) -> float | None:
+        """How right the model finds itself, from 0 to 1; None while it cannot say. Asked after `correct`, now and then."""
+        return None
+
+    @property
+    def corrects(self) -> bool:
+        """Does it learn from feedback?"""
+        return type(self).correct is not Model.correct
+
 
 class FunctionModel(Model):
     """A plain function as a model."""
@@ -54,9 +85,10 @@ class FunctionModel(Model):
         self.input = getattr(function, "input", "any")
         self.output = getattr(function, "output", "any")
         self.batch_max = getattr(function, "batch_max", 0)
+        self.sessions = bool(getattr(function, "sessions", False))
 
-    def predict_batch(self, inputs: Any) -> Any:
-        return self.function(inputs)
+    def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+        return self.function(inputs, *sessions)
 
 
 class BorrowedModel(Model):
@@ -67,14 +99,26 @@ class BorrowedModel(Model):
         self.input = getattr(inner, "input", "any")
         self.output = getattr(inner, "output", "any")
         self.batch_max = getattr(inner, "batch_max", 0)
+        self.sessions = bool(getattr(inner, "sessions", False))
 
     def load(self) -> None:
         load = getattr(self.inner, "load", None)
         if load is not None:
             load()
 
-    def predict_batch(self, inputs: Any) -> Any:
-        return self.inner.predict_batch(inputs)
+    def predict_batch(self, inputs: Any, *sessions: Any) -> Any:
+        return self.inner.predict_batch(inputs, *sessions)
+
+    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+        self.inner.correct(inputs, labels, sessions)
+
+    def accuracy(self) -> float | None:
+        accuracy = getattr(self.inner, "accuracy", None)
+        return accuracy() if callable(accuracy) else None
+
+    @property
+    def corrects(self) -> bool:
+        return callable(getattr(self.inner, "correct", None))
 
 
 def as_model(thing: Any, confidence: bool = True) -> Model:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from clipper_container.evaluate import Evaluator, ModelFailed
+from clipper_container.lessons import Lessons
 from clipper_container.model import Model
 from clipper_container.regions import CannotShare, Regions, can_share
 from clipper_container.transport import Backoff, Connection, Disconnected, Heart, Stopping, StopSwitch, connect
@@ -62,6 +65,8 @@ class Options:
     retry_singly: bool = False
     row_by_row: bool = False
     pad: int = 0
+    corrects: bool = False
+    sessions: bool = False
 
     def hello(self, shared: bool = False) -> dict[str, Any]:
         from clipper_container import __version__
@@ -78,6 +83,8 @@ class Options:
             "pid": os.getpid(),
             "sdk": f"python/{__version__}",
             "shared": shared and self.protocol == 2,
+            "corrects": self.corrects and self.protocol == 2,
+            "sessions": self.sessions and self.protocol == 2,
         }
 
 
@@ -89,6 +96,7 @@ class Welcome:
     payload_bytes_max: int
     crc: bool
     shared: bool = False
+    accuracy: bool = False
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Welcome:
@@ -99,7 +107,8 @@ class Welcome:
         for key, value in (("heartbeat_ms", heartbeat_ms), ("payload_bytes_max", payload_bytes_max)):
             if not isinstance(value, int) or not 0 < value < 1 << 40:
                 raise BadFrame(f"WELCOME's {key} is {value!r}")
-        return cls(heartbeat_ms / 1000, payload_bytes_max, bool(fields.get("crc", False)), bool(fields.get("shared", False)))
+        crc, shared, accuracy = (bool(fields.get(key, False)) for key in ("crc", "shared", "accuracy"))
+        return cls(heartbeat_ms / 1000, payload_bytes_max, crc, shared, accuracy)
 
 
 def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None) -> None:
@@ -189,11 +198,13 @@ class _Version2:
     def __init__(self, connection: Connection, evaluator: Evaluator, welcome: Welcome, shared: bool = False) -> None:
         self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
         self._regions = Regions(welcome.payload_bytes_max) if shared else None
+        self._lessons = Lessons(evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s)
 
     def run(self) -> None:
         """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame."""
         connection = self._connection
-        heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)))
+        news = self._lessons.news if self._welcome.accuracy else None
+        heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)), news)
         try:
             while self._one():
                 pass
@@ -215,6 +226,8 @@ class _Version2:
     def _one(self) -> bool:
         """Read one frame and answer it. False after GOODBYE. Only the model's own views of the buffer outlive it."""
         connection, limit = self._connection, self._welcome.payload_bytes_max
+        while self._lessons and not connection.is_readable():
+            self._lessons.run_one()
         connection.begin()
         header = decode_header(connection.take(HEADER_BYTES), limit)
         payload = connection.take(header.payload_bytes)
@@ -223,6 +236,9 @@ class _Version2:
         elif header.kind == Kind.REGION and self._regions is not None:
             check_payload(header, payload)
             self._regions.add(payload, connection.descriptor())
+        elif header.kind == Kind.FEEDBACK and self._evaluator.model.corrects:
+            check_payload(header, payload)
+            self._lessons.add(payload)
         elif header.kind == Kind.GOODBYE:
             return False
         elif header.kind != Kind.HEARTBEAT:
@@ -289,4 +305,8 @@ def _evaluate(evaluator: Evaluator, rows: Rows) -> tuple[Rows, int]:
         inputs = row_values(rows)
     except UnicodeDecodeError as error:
         raise ModelFailed(f"a str row is not UTF-8: {error.reason}") from None
-    return evaluator.run(inputs, rows.n)
+    if not evaluator.model.sessions:
+        return evaluator.run(inputs, rows.n)
+    sessions = np.zeros(rows.n, "<u8") if rows.sessions is None else rows.sessions
+    sessions.flags.writeable = False
+    return evaluator.run(inputs, rows.n, sessions)

@@ -226,6 +226,10 @@ class Connection:
 
     # -- reading: begin(), take(n) once or more, and the bytes taken stay valid until the next begin()
 
+    def is_readable(self) -> bool:
+        """Is there anything to read, or are we asked to stop?"""
+        return self._filled > self._used or bool(self._poll.poll(0))
+
     def begin(self, offset: int = 0) -> None:
         """Wait for a message and put its first byte at `offset` from an aligned address.
 
@@ -367,20 +371,21 @@ class Connection:
 
 
 class Heart:
-    """A thread that calls `beat` whenever nothing was sent for `every_s`."""
+    """A thread that calls `beat` whenever nothing was sent for `every_s`, and sends the pieces of `news`, if any, as often."""
 
-    def __init__(self, connection: Connection, every_s: float, beat: Any) -> None:
-        self._connection, self._every_s, self._beat = connection, every_s, beat
+    def __init__(self, connection: Connection, every_s: float, beat: Any, news: Any = None) -> None:
+        self._connection, self._every_s, self._beat, self._news = connection, every_s, beat, news
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clipper-heart", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._done.wait(max(0.0, self._connection.last_sent + self._every_s - time.monotonic())):
-            if time.monotonic() - self._connection.last_sent < self._every_s:
-                continue
             try:
-                self._beat()
+                if self._news is not None and (pieces := self._news()):
+                    self._connection.send(pieces)
+                if time.monotonic() - self._connection.last_sent >= self._every_s:
+                    self._beat()
             except Disconnected:
                 return
 

@@ -46,6 +46,8 @@ class Kind(IntEnum):
     HEARTBEAT = 7
     GOODBYE = 8
     REGION = 9
+    FEEDBACK = 10
+    ACCURACY = 11
 
 
 class Flag(IntFlag):
@@ -55,6 +57,7 @@ class Flag(IntFlag):
     COMPRESSED = 8
     CHECKED = 16
     SHARED = 32
+    SESSIONS = 64
 
 
 class DType(IntEnum):
@@ -98,8 +101,9 @@ DTYPE_OF: dict[np.dtype[Any], DType] = {
 _KINDS = frozenset(int(kind) for kind in Kind)
 _ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
 _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
-_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED = (int(flag) for flag in Flag)
-_FLAGS = _VARIABLE | _CONFIDENCE | _ROW_STATUS | _COMPRESSED | _CHECKED | _SHARED
+_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED, _SESSIONS = (int(flag) for flag in Flag)
+_FLAGS = _VARIABLE | _CONFIDENCE | _ROW_STATUS | _COMPRESSED | _CHECKED | _SHARED | _SESSIONS
+_ACCURACY_BYTES = (16, 24)
 _BOOL = int(DType.BOOL)
 
 
@@ -136,7 +140,7 @@ class Rows:
 
     data: rows of one shape: ndarray (n, *shape); rows that differ in length: 1-d ndarray of all, one after another.
     lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None.
-    status: u8 (n,), 1 for a row that failed, or None; text says why it did.
+    status: u8 (n,), 1 for a row that failed, or None; text says why it did. sessions: u64 (n,) or None.
     """
 
     dtype: int
@@ -146,6 +150,7 @@ class Rows:
     confidence: NDArray[np.float32] | None = None
     status: NDArray[np.uint8] | None = None
     text: str = ""
+    sessions: NDArray[np.uint64] | None = None
 
 
 # -- headers
@@ -209,6 +214,8 @@ def _check_control(header: Header) -> None:
         raise BadFrame(f"{Kind(header.kind).name} carries no rows")
     if header.kind in _EMPTY_KINDS and header.payload_bytes:
         raise BadFrame(f"{Kind(header.kind).name} has no payload")
+    if header.kind == Kind.ACCURACY and header.payload_bytes not in _ACCURACY_BYTES:
+        raise BadFrame(f"an accuracy is told in 16 or 24 bytes, not {header.payload_bytes}")
     if header.kind == Kind.REGION and header.payload_bytes != _REGION.size:
         raise BadFrame(f"a region is told in {_REGION.size} bytes, not {header.payload_bytes}")
 
@@ -228,6 +235,8 @@ def _check_rows(header: Header, rows_max: int) -> None:
         raise BadFrame("only the str rows of a PREDICT may be COMPRESSED")
     if flags & _SHARED and (header.kind != Kind.PREDICT or flags & ~(_SHARED | _CHECKED)):
         raise BadFrame("only the rows of one shape of a PREDICT may be SHARED, and nothing else beside them")
+    if flags & _SESSIONS and header.kind != Kind.PREDICT:
+        raise BadFrame("only the rows of a PREDICT have sessions")
     if header.rows == 0:
         raise BadFrame("a batch has at least one row")
     if header.rows > rows_max:
@@ -262,6 +271,8 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
         rows.data = _shaped(parts.take(math.prod(shape) * kind.itemsize).view(kind), shape)
     if header.dtype == DType.BOOL and rows.data.view(np.uint8).max(initial=0) > 1:
         raise BadFrame("a bool is 0 or 1")
+    if header.flags & _SESSIONS:
+        rows.sessions = parts.take(8 * n).view("<u8")
     if header.flags & _CONFIDENCE:
         rows.confidence = parts.take(4 * n).view("<f4")
     if header.flags & _ROW_STATUS:
@@ -366,6 +377,9 @@ def encode_rows(
     if rows.lengths is not None:
         size += _put(pieces, rows.lengths)
     size += _put(pieces, rows.data)
+    if rows.sessions is not None:
+        flags |= _SESSIONS
+        size += _put(pieces, rows.sessions)
     if rows.confidence is not None:
         flags |= _CONFIDENCE
         size += _put(pieces, rows.confidence)

@@ -23,6 +23,7 @@ from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
+from clipper.serving.teaching import Teaching
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
 from clipper_core.model import Model as CoreModel
@@ -53,6 +54,9 @@ class Deployment:
         self._token = token
         self._address = address
         self._closed = False
+        self.teaching = Teaching(
+            config.feedback.teach_rows_max, config.feedback.inputs_bytes_max, config.limits.frame_bytes_max
+        )
         self.containers = Containers(
             engines,
             token,
@@ -61,6 +65,7 @@ class Deployment:
             self._seat_of,
             self._came_or_went,
             shared_memory=config.server.shared_memory,
+            teaching=self.teaching,
         )
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
@@ -169,7 +174,8 @@ class Deployment:
     # -- looking in
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, by `name:version`."""
+        """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, its own
+        `accuracy`, rows of feedback that were dropped (`untaught`), by `name:version`."""
         by_place = {(row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]}
         models = {}
         for running in self._running:
@@ -181,7 +187,8 @@ class Deployment:
             has = sum(replica["state"] == "ready" for replica in replicas)
             near = running.core.similar
             models[str(running.model.id)] = {
-                **counters, "replicas": replicas, "wanted": wanted, "has": has,
+                **counters, "replicas": replicas, "wanted": wanted, "has": has, "accuracy": _accuracy(replicas),
+                "untaught": self.teaching.untaught(running.model.id) + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
             }  # fmt: skip
         return models
@@ -335,6 +342,12 @@ class Deployment:
             self._running.forget(record.id)
             raise
         return running
+
+
+def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
+    """As the model itself says: the mean of its replicas, each of which learns by itself."""
+    said = [replica["accuracy"] for replica in replicas if replica.get("accuracy") is not None]
+    return sum(said) / len(said) if said else None
 
 
 def _replace(record: Any, **changes: Any) -> Any:

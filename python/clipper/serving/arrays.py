@@ -37,6 +37,7 @@ def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int
     shape, or no rows; UnknownModel when nothing is linked."""
     state, plan = plan_for(question, user)
     cores = tuple([question.cores[model] for model in plan.models])
+    salt = question.teaching.session(question.models, user, salt)
     return predict_rows(cores, inputs, slo_us, salt, finish_array, AskedArray(question, plan, state))
 
 

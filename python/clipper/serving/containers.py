@@ -17,6 +17,7 @@ import msgpack
 import msgspec
 
 from clipper.errors import ClipperError
+from clipper.serving.teaching import Teaching
 from clipper.types import Batching, InputType, VersionedModel, check_name
 from clipper_core.batcher import Batching as Mode
 from clipper_core.codec import Kind, encode_frame
@@ -46,6 +47,8 @@ class Hello(msgspec.Struct, frozen=True):
     pid: int = 0
     sdk: str = ""
     shared: bool = False
+    corrects: bool = False
+    sessions: bool = False
 
     @property
     def id(self) -> VersionedModel:
@@ -87,13 +90,15 @@ class Containers:
         find: Callable[[Hello], Seat],
         changed: Callable[[VersionedModel], None] = lambda _: None,
         shared_memory: bool = True,
+        teaching: Teaching | None = None,
     ) -> None:
         self._engines = tuple(engines)
         self._token = token.encode()
-        self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max}
+        self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max, "accuracy": True}
         self._find = find
         self._changed = changed
         self._shared_memory = shared_memory
+        self._teaching = teaching or Teaching()
         self._greeted: dict[_Line, Hello] = {}  # let in, until the loop has attached them
         self._replicas: dict[_Line, Replica] = {}
         self._arrival = threading.Condition()
@@ -104,6 +109,7 @@ class Containers:
         self._thread = threading.Thread(target=self._run, name="clipper-control", daemon=True)
 
     def start(self) -> None:
+        self._teaching.open()
         self._thread.start()
 
     def stop(self) -> None:
@@ -112,6 +118,7 @@ class Containers:
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()
+        self._teaching.close()
         os.close(self._wake)
 
     def of(self, model: VersionedModel) -> list[Replica]:
@@ -144,10 +151,19 @@ class Containers:
         for engine in self._engines:
             poll.register(engine.news_fd, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        poll.register(self._teaching.wake_fd, select.POLLIN)
         while not self._stopping:
-            poll.poll()
+            ready = poll.poll()
+            if any(fd == self._teaching.wake_fd for fd, _ in ready):
+                self._teach()
             for engine in self._engines:
                 self._hear_all(engine)
+
+    def _teach(self) -> None:
+        try:
+            self._teaching.flush()
+        except Exception:  # feedback of one model must not stop the news of all
+            _log.exception("feedback could not be handed on")
 
     def _hear_all(self, engine: Engine) -> None:
         for kind, conn, _, status, data in engine.news():
@@ -188,6 +204,7 @@ class Containers:
 
     def _arrived(self, engine: Engine, conn: int) -> None:
         hello = self._greeted.pop((engine, conn))
+        self._teaching.came(engine, conn, hello)
         with self._arrival:
             self._replicas[engine, conn] = Replica(conn, hello, engine)
             self._arrival.notify_all()
@@ -233,6 +250,7 @@ class Containers:
             number=hello.replica,
             protocol=hello.protocol,
             shared=shared,
+            sessions=hello.sessions,
             mode=MODES[batching.mode],
             size_max=size_max,
             step=batching.step,
@@ -248,6 +266,7 @@ class Containers:
             self._arrival.notify_all()
         if replica is None:
             return
+        self._teaching.went(*line, replica.hello.id)
         level = logging.INFO if self.leaving or status in (Status.OK, Status.CLOSED) else logging.WARNING
         _log.log(level, "container %s/%d is gone (%s)", replica.hello.id, replica.hello.replica, status.name.lower())
         self._changed(replica.hello.id)

@@ -34,12 +34,16 @@ def observe(
     if (prediction is None) == (input is None):
         raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
     if prediction is None:
-        _learn([_item(question.learner, user or "", _asked_again(question, input, user, truth, weight))])
+        seen = _asked_again(question, input, user, truth, weight)
+        _learn([_item(question.learner, user or "", seen)])
+        question.teaching.tell(question.cores, input, question.teaching.session(question.models, user, 0), seen)
         return True
     joined = window.take(_id_of(prediction), question.name)
     if joined is None:
         return False
     _learn_joined([(joined, truth, weight)])
+    if question.teaching.active:
+        question.teaching.tell_of(question.cores, _id_of(prediction), joined.observation(truth, weight))
     return True
 
 
@@ -51,6 +55,7 @@ def observe_many(question: Question, predictions: Sequence[str | Answer], labels
         raise InvalidInput(f"{len(predictions)} predictions and {len(labels)} labels.")
     truths = [Truth(plain_label(label)) for label in labels]
     found: list[tuple[Joined, Truth, float]] = []
+    ids: list[str] = []
     duplicates = unknown = 0
     for prediction, truth in zip(predictions, truths, strict=True):
         try:
@@ -62,7 +67,10 @@ def observe_many(question: Question, predictions: Sequence[str | Answer], labels
             duplicates += 1
         else:
             found.append((joined, truth, 1.0))
+            ids.append(_id_of(prediction))
     _learn_joined(found)
+    for id, (joined, truth, weight) in zip(ids, found, strict=True) if question.teaching.active else ():
+        question.teaching.tell_of(question.cores, id, joined.observation(truth, weight))
     return Counted(len(found), duplicates, unknown)
 
 
@@ -107,7 +115,8 @@ def _asked_again(question: Question, input: Any, user: str | None, truth: Truth,
     """The predictions for an input: from the cache, else evaluated now, by the application's SLO."""
     state, plan = plan_for(question, user)
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
-    future = predict_all(tuple(question.cores[model] for model in asked), input, question.slo_us)
+    salt = question.teaching.session(question.models, user, 0)
+    future = predict_all(tuple(question.cores[model] for model in asked), input, question.slo_us, salt)
     future.wait()
     heard = {
         model: Prediction(future.output(i), future.confidence(i))

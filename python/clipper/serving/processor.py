@@ -19,6 +19,7 @@ from clipper.serving.roles import Cast
 from clipper.serving.states import Learner
 from clipper.serving.stragglers import Means, combine
 from clipper.serving.tally import Lineup
+from clipper.serving.teaching import Teaching
 from clipper.types import Answer, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -31,7 +32,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
 
     models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds what the policy has learned.
     window: where answers wait for feedback; None for a policy that learns nothing.  lineup: counts what queries come to.
-    cast: roles, if not all are primaries.  means: for numbers that are missing.
+    cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     cast: Cast | None = None
     decoys: tuple[Decoy, ...] = ()
     means: Means | None = None
+    teaching: Teaching = Teaching()
 
 
 NOBODY = Query()
@@ -81,10 +83,14 @@ def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int
     """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
     UnknownModel when nothing is linked."""
     state, plan = plan_for(question, user)
-    cores = question.cores
+    cores, teaching = question.cores, question.teaching
+    if teaching.active:
+        salt = teaching.session(question.models, user, salt)
     late: list[tuple[VersionedModel, Future]] = []
     asked = Asked(question, plan, state, user or "", late)
     future = predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
+    if teaching.active and question.window is not None:
+        teaching.keep(question.models, future.id, x, salt)
     if question.lineup is not None:
         question.lineup.tally.asked.add()
         if plan.observers:

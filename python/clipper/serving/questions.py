@@ -15,6 +15,7 @@ from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
 from clipper.serving.stragglers import averages
 from clipper.serving.tally import Tally
+from clipper.serving.teaching import Teaching
 from clipper.types import Application, PredictionRequest, VersionedModel
 
 _log = logging.getLogger(__name__)
@@ -24,11 +25,12 @@ _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 class Questions:
     """Threads: any. What it hands out is never changed, only replaced."""
 
-    def __init__(self, catalog: Catalog, running: RunningModels, learning: Learning, recorder: Recorder) -> None:
+    def __init__(self, catalog: Catalog, running: RunningModels, learning: Learning, recorder: Recorder, teaching: Teaching) -> None:
         self._catalog = catalog
         self._running = running
         self._learning = learning
         self._recorder = recorder
+        self._teaching = teaching
         self._tallies: dict[str, Tally] = {}
         self._node = secrets.token_hex(4)
         self._by_name: dict[str, Question] = {}
@@ -101,8 +103,9 @@ class Questions:
         cores = {model.id: (self._running.get(model.id) or self._running.ensure(model)).core for model in models}
         policy, learner, window = self._learning.learner(app.name, app.policy, ids)
         return Question(
-            app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window
-        )
+            app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window,
+            teaching=self._teaching,
+        )  # fmt: skip
 
     def _of_candidates(self, request: PredictionRequest) -> Question:
         """The question of a request that names its candidate models itself."""

@@ -1,0 +1,238 @@
+"""Models that learn: their frames, feedback that stands behind every batch, what they say of themselves, sessions of rows."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_core.codec import HEADER_BYTES, Kind, decode_header, encode_rows, open_rows
+from clipper_core.lesson import accuracy_frame, decode_accuracy, decode_feedback, encode_feedback, feedback_frame
+from clipper_core.status import Status, error_for
+
+World = Any  # tests/core/conftest.py
+LATER_MAX = 64  # link.pxd
+FRAMES = json.loads((Path(__file__).parents[1] / "vectors" / "frames.json").read_text())
+
+
+def golden(kind: str) -> list[Any]:
+    return [pytest.param(vector, id=vector["name"]) for vector in FRAMES if vector.get("meaning", {}).get("kind") == kind]
+
+
+def texts(rows: Any) -> list[Any]:
+    """The rows as the vectors write them."""
+    if rows.lengths is None:
+        return rows.data.tolist()  # type: ignore[no-any-return]
+    ends = np.cumsum(rows.lengths)
+    return [rows.data[end - n : end].tobytes().decode() for end, n in zip(ends, rows.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("vector", golden("FEEDBACK"))
+def test_golden_feedback(vector: dict[str, Any]) -> None:
+    frame, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
+    inputs, labels = decode_feedback(frame[HEADER_BYTES:])
+    assert texts(inputs) == meaning["inputs"]["values"]
+    assert texts(labels) == meaning["labels"]["values"]
+    assert inputs.sessions is not None
+    assert inputs.sessions.tolist() == meaning["inputs"]["sessions"]
+    x, y = (texts(rows) if rows.lengths is not None else rows.data for rows in (inputs, labels))
+    payload = encode_feedback(x, y, inputs.sessions)
+    assert feedback_frame(payload, checked="CHECKED" in meaning["flags"]) == frame
+    for end in range(len(payload)):
+        with pytest.raises(type(error_for(Status.BAD_FRAME, ""))):
+            decode_feedback(payload[:end])
+
+
+@pytest.mark.parametrize("vector", golden("ACCURACY"))
+def test_golden_accuracy(vector: dict[str, Any]) -> None:
+    frame, meaning = bytes.fromhex(vector["hex"]), vector["meaning"]
+    said = meaning["learned"], meaning["failed"], meaning["accuracy"]
+    assert decode_accuracy(frame[HEADER_BYTES:]) == said
+    assert accuracy_frame(*said, checked="CHECKED" in meaning["flags"]) == frame
+
+
+def test_feedback_of_unequal_lengths_is_refused() -> None:
+    with pytest.raises(type(error_for(Status.BAD_INPUT, "")), match="2 inputs, 1 labels and 2 sessions"):
+        encode_feedback(np.zeros((2, 3)), np.zeros(1), [0, 0])
+
+
+# -- through the engine
+
+
+def lesson(number: int, rows: int = 1) -> bytes:
+    return encode_feedback(np.full((rows, 1), float(number)), np.full(rows, number), [number] * rows)
+
+
+class Taught:
+    """A container that learns, read frame by frame."""
+
+    def __init__(self, world: World, model: Any, **attach: Any) -> None:
+        self.container = world.container(model, **attach)
+        self.world, self.rest = world, b""
+
+    def frames(self) -> list[tuple[int, bytes, Any]]:
+        found = []
+        self.rest += self.world.engine.outgoing(self.container.conn, self.world.now_us)
+        while (header := decode_header(self.rest)) is not None:
+            end = HEADER_BYTES + header.payload_bytes
+            payload, self.rest = self.rest[HEADER_BYTES:end], self.rest[end:]
+            found.append((header.kind, payload, header))
+        return found
+
+    def all_frames(self) -> list[tuple[int, bytes, Any]]:
+        """Until the engine has no more to send."""
+        found: list[tuple[int, bytes, Any]] = []
+        while more := self.frames():
+            found += more
+        return found
+
+    def figures(self) -> Any:
+        return self.world.engine.replica(self.container.conn)
+
+
+def test_feedback_stands_behind_every_batch_that_waits_to_leave(world: World) -> None:
+    """The link is busy with one frame of feedback: a batch cut after nine more were told overtakes all nine."""
+    model = world.model("f64", (1,), cached=False)
+    taught = Taught(world, model)
+    for number in range(10):
+        world.engine.teach(taught.container.conn, lesson(number), 1)
+    world.step()
+    future = model.predict([7.0])
+    world.step()
+    frames = taught.all_frames()
+    assert [kind for kind, *_ in frames] == [Kind.FEEDBACK, Kind.PREDICT, *[Kind.FEEDBACK] * 9]
+    order = [decode_feedback(payload)[1].data[0] for kind, payload, _ in frames if kind == Kind.FEEDBACK]
+    assert order == list(range(10))
+    assert (taught.figures()["taught"], taught.figures()["untaught"]) == (10, 0)
+    assert taught.container.send(encode_rows(Kind.REPLY, np.ones(1), id=1))
+    assert future.result(0) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_leaves_when_feedback_keeps_its_order(world: World, seed: int) -> None:
+    """Rows, feedback and bytes leaving in any order: nothing is lost but what was counted, and every batch is answered."""
+    rng = random.Random(seed)
+    model = world.model("f64", (1,), cached=False)
+    taught = Taught(world, model)
+    told, order, futures = 0, [], []
+
+    def read(frames: list[tuple[int, bytes, Any]]) -> None:
+        for kind, payload, header in frames:
+            if kind == Kind.PREDICT:
+                assert taught.container.send(encode_rows(Kind.REPLY, np.ones(header.rows), id=header.id))
+            elif kind == Kind.FEEDBACK:
+                order.append(decode_feedback(payload)[1].data[0])
+
+    for _ in range(400):
+        what = rng.random()
+        if what < 0.6:
+            world.engine.teach(taught.container.conn, lesson(told), 1)
+            told += 1
+        elif what < 0.7:
+            futures.append(model.predict([1.0]))
+        else:
+            read(taught.frames())
+        world.step(1)
+    while frames := taught.frames():
+        read(frames)
+        world.step(1)
+    assert order == sorted(order)
+    assert len(order) == taught.figures()["taught"] == told - taught.figures()["untaught"]
+    assert [future.result(0) for future in futures] == [1.0] * len(futures)
+
+
+def test_feedback_is_bounded_and_what_is_dropped_is_counted(world: World) -> None:
+    taught = Taught(world, world.model("f64", (1,)))
+    for number in range(LATER_MAX + 30):
+        world.engine.teach(taught.container.conn, lesson(number, rows=3), 3)
+    world.step()
+    assert taught.figures()["taught"] == 3 * (LATER_MAX + 1), "one was on its way at once"
+    assert taught.figures()["untaught"] == 3 * 29
+    assert len(taught.all_frames()) == LATER_MAX + 1
+
+
+def test_feedback_for_a_container_that_is_gone_goes_nowhere(world: World) -> None:
+    taught = Taught(world, world.model("f64", (1,)))
+    for number in range(5):
+        world.engine.teach(taught.container.conn, lesson(number), 1)
+    world.step()
+    taught.container.lose()
+    world.engine.teach(taught.container.conn, lesson(9), 1)
+    world.step()
+    assert taught.figures() is None
+
+
+def test_a_container_says_how_it_does(world: World) -> None:
+    taught = Taught(world, world.model())
+    assert taught.figures()["accuracy"] is None
+    assert taught.container.send(accuracy_frame(64, 3, 0.875))
+    figures = taught.figures()
+    assert (figures["learned"], figures["failed"], figures["accuracy"]) == (64, 3, 0.875)
+    for value in (0.0, 1.0):
+        assert taught.container.send(accuracy_frame(65, 3, value))
+        assert taught.figures()["accuracy"] == value
+    assert taught.container.send(accuracy_frame(66, 3))
+    assert taught.figures()["accuracy"] is None
+
+
+@pytest.mark.parametrize("value", [-1e-9, 1.0000001, float("nan"), float("inf"), -float("inf")])
+def test_an_accuracy_that_is_none_closes(world: World, value: float) -> None:
+    taught = Taught(world, world.model())
+    assert not taught.container.send(accuracy_frame(1, 0, value))
+
+
+def test_a_stranger_says_no_accuracy_and_a_container_sends_no_feedback(world: World) -> None:
+    conn = world.engine.open(world.now_us)
+    assert not world.engine.receive(conn, accuracy_frame(1, 0, 0.5), world.now_us)
+    assert not Taught(world, world.model()).container.send(feedback_frame(lesson(1)))
+
+
+# -- sessions
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(("dtype", "shape"), [("f64", (3,)), ("u8", (5,)), ("str", ()), ("f32", (-1,))])
+def test_sessions_travel_with_their_rows(world: World, dtype: str, shape: tuple[int, ...], checked: bool) -> None:
+    """Rows of several sessions in one batch, each with its own; equal rows of two sessions are two."""
+    model = world.model(dtype, shape)
+    taught = Taught(world, model, sessions=True, checked=checked)
+    row: Any = "snow" if model.dtype is None else np.ones(4 if shape == (-1,) else shape, model.dtype)
+    salts = [7, 0, 2**64 - 1, 7]
+    futures = [model.predict(row, salt=salt) for salt in salts]
+    world.step()
+    [(kind, payload, header)] = taught.frames()
+    rows = open_rows(header, payload)
+    assert kind == Kind.PREDICT
+    assert rows.sessions is not None
+    assert rows.sessions.tolist() == [7, 0, 2**64 - 1], "the second row of session 7 joined the first"
+    assert taught.container.send(encode_rows(Kind.REPLY, np.array([70, 1, 2]), id=header.id, checked=checked))
+    world.step()
+    assert [future.result(0) for future in futures] == [70, 1, 2, 70]
+    assert model.predict(row, salt=7).result(0) == 70
+    assert model.cached(row, salt=8) == (False, None)
+
+
+def test_an_array_is_of_one_session(world: World) -> None:
+    model = world.model("f64", (2,), cached=False)
+    taught = Taught(world, model, sessions=True, size_max=64)
+    future = model.predict_many(np.arange(128.0).reshape(64, 2), salt=5)
+    world.step()
+    [(_, payload, header)] = taught.frames()
+    rows = open_rows(header, payload)
+    assert rows.sessions is not None
+    assert rows.sessions.tolist() == [5] * 64
+    assert rows.data.tolist() == np.arange(128.0).reshape(64, 2).tolist()
+    assert taught.container.send(encode_rows(Kind.REPLY, rows.data[:, 0], id=header.id))
+    world.step()
+    assert future.result(0).tolist() == list(range(0, 128, 2))
+
+
+def test_who_did_not_ask_for_sessions_hears_of_none(world: World) -> None:
+    model = world.model("f64", (2,))
+    taught = Taught(world, model)
+    model.predict([1.0, 2.0], salt=9)
+    world.step()
+    [(_, payload, header)] = taught.frames()
+    assert open_rows(header, payload).sessions is None
