@@ -30,7 +30,7 @@ venv: .venv/.installed  ## .venv with the compiled core, this project and its to
 
 build: .venv/.core  ## compile the core in place
 
-demo: .venv/.installed  ## three scikit-learn models, each in its own process, under load (ARGS="--seconds 10")
+demo: .venv/.installed  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
 test: .venv/.installed .venv/.servers  ## all tests (ARGS="-k cache")
@@ -145,5 +145,5 @@ endef
 	@test pyproject.toml -ot $@ && test container_sdk/pyproject.toml -ot $@ || { \
 	  echo "installing clipper and what its tests and demo need (about 30 s)"; \
 	  $(PIP) --no-build-isolation -e ./container_sdk && \
-	  $(PIP) --no-build-isolation -e '.[demo,test,check,bench]'; }
+	  $(PIP) --no-build-isolation -e '.[demo,plot,test,check,bench]'; }
 	@touch $@

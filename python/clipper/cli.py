@@ -76,23 +76,26 @@ def main() -> None:
 )
 @click.option("--state", metavar="DIR", default="", help="Keep the models in DIR; the next demo finds them there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")
-def demo(seconds: float | None, rate: float, state: str, as_json: bool) -> None:
-    """Serve three scikit-learn models of handwritten digits, and watch.
+@click.option("--plot", metavar="FILE.png", default="", help="Draw what was learned, and what happened when, as a PNG.")
+def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: str) -> None:
+    """Serve five scikit-learn models of handwritten digits, and watch.
 
     Trains them on scikit-learn's own scans, starts each in processes of its own, sends queries, and shows what happens:
-    rate, latency, batches, cache, and how many answers came by the deadline. Keys: k kills a container, s freezes one
-    for 3 s, + and - change the rate, q quits.
+    rate, latency, batches, cache, and how many answers came by the deadline; and how two policies learn from feedback
+    whom to ask (exp3) and whom to believe (stacking). Keys: d makes the best model give wrong labels, and mends it; k kills
+    a container, s freezes one for 3 s, v changes the view, + and - the rate, q quits.
 
     \b
     clipper demo
     clipper demo --seconds 10 --rate 500
     clipper demo --seconds 5 --json | python -m json.tool
+    clipper demo --seconds 30 --plot shares.png
 
     Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install "clipper-serving[demo]"
     """
     from clipper.demo import Options, run
 
-    sys.exit(run(Options(seconds, rate, state, as_json, _version())))
+    sys.exit(run(Options(seconds, rate, state, as_json, _version(), plot)))
 
 
 # -- up

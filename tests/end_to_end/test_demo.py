@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,11 +61,29 @@ def test_a_few_seconds_without_a_terminal(state: str) -> None:
     assert application["slo_met"] * application["answered"] <= application["answered"] - application["defaults"]
     assert application["errors"] == {}
     assert application["wall_p99_ms"] >= application["p50_ms"] > 0
-    assert set(summary["models"]) == {"forest:1", "logreg:1", "svm:1"}
-    assert [model["ready"] for model in summary["models"].values()] == [2, 1, 1]
-    assert all(0 < model["cached"] < 0.9 and model["limit"] > 0 for model in summary["models"].values())
+    assert set(summary["models"]) == {"forest:1", "logreg:1", "svm:1", "bayes:1", "tree:1"}
+    assert [model["ready"] for model in summary["models"].values()] == [2, 1, 1, 1, 1]
+    assert all(0 < summary["models"][f"{name}:1"]["cached"] < 0.9 for name in digits.GOOD)
+    assert all(model["limit"] > 0 for model in summary["models"].values())
     assert summary["faults"] == []
+    check_lessons(summary)
     assert containers_of(process.pid) == []
+
+
+def check_lessons(summary: dict[str, Any]) -> None:
+    """Both applications learned from a few hundred feedbacks, while the one they liked best was spoiled twice."""
+    assert set(summary["learning"]) == {"exp3", "stacking"}
+    for learned in summary["learning"].values():
+        assert learned["answers"] > 100
+        assert learned["errors"] < learned["answers"] / 2
+        assert set(learned["shares"]) == set(digits.REPLICAS)
+        assert sum(learned["shares"].values()) == pytest.approx(1)
+    assert summary["learning"]["stacking"]["shares"]["bayes"] < 0.2, "it began with a fifth"
+    spoiled, mended, again = summary["events"]
+    assert spoiled["text"] == f"{spoiled['model']} gives wrong labels"
+    assert mended["text"] == f"{spoiled['model']} is right again"
+    assert again["text"] == f"{again['model']} gives wrong labels"
+    assert 0 < spoiled["at_s"] < mended["at_s"] < again["at_s"]
 
 
 class Terminal:
@@ -114,18 +133,26 @@ def terminal(state: str) -> Iterator[Terminal]:
 
 
 def test_keys_on_a_terminal(terminal: Terminal) -> None:
-    """k kills a container, which comes back; + raises the rate; q ends it all in good order."""
+    """d spoils the best model and mends it, k kills a container, which comes back; + raises the rate, v changes the view; q ends
+    it all in good order."""
     terminal.see(r"300 queries a second")
+    terminal.see(r"exp3 asks one model.*stacking weighs all")
+    terminal.press("d")
+    spoiled = terminal.see(r"(\w+) gives wrong labels; exp3 asked it most")[1]
+    terminal.press("d")
+    terminal.see(rf"{spoiled} gives right labels again")
+    terminal.press("v")
+    terminal.see(r"SLO 50 ms")
     terminal.press("k")
-    assert terminal.see(r"(\w+:1/0) killed \(kill -9")[1] == "forest:1/0"
-    terminal.see(r"forest:1/0 is missed after \d+ ms")
-    back = terminal.see(r"forest:1/0 is back after (\d+\.\d+) s")
+    killed = terminal.see(r"(\w+:1/0) killed \(kill -9")[1]
+    terminal.see(rf"{killed} is missed after \d+ ms")
+    back = terminal.see(rf"{killed} is back after (\d+\.\d+) s")
     assert 0 < float(back[1]) < PATIENCE_S
     terminal.press("+")
     terminal.see(r"375 queries a second")
     terminal.press("q")
     terminal.see(r"queries answered in")
-    terminal.see(r"forest:1/0 was killed, back after")
+    terminal.see(rf"{killed} was killed, back after")
     terminal.read_to_the_end()
     assert terminal.process.wait(PATIENCE_S) == 0
     assert "Traceback" not in terminal.seen
@@ -155,6 +182,16 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     result = CliRunner().invoke(main, ["demo", "--seconds", "1"])
     assert result.exit_code == 2
     assert 'pip install "clipper-serving[demo]"' in result.stderr
+
+
+def test_without_matplotlib_it_says_what_to_install_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(main, ["demo", "--plot", "x.png"])
+    assert result.exit_code == 2
+    assert "matplotlib is not installed" in result.stderr
+    assert 'pip install "clipper-serving[plot]"' in result.stderr
 
 
 def test_a_quantile_is_a_value_that_occurred() -> None:

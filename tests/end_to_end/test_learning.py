@@ -41,6 +41,8 @@ def test_a_policy_finds_the_model_that_is_right(models, app, policy):
         errors.append(answer.output != i % 10)
         assert handle.feedback(answer, label=i % 10)
     assert sum(errors[200:]) <= 20
+    shares = handle.shares()
+    assert max(shares, key=shares.get) == models[2].name
     assert handle.predict(ROW).result(10).confidence > 0.5
 
 

@@ -140,3 +140,20 @@ def test_votes_weigh_what_a_person_said() -> None:
 def test_weights_that_are_none(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         policy_named(text)
+
+
+@every_policy
+def test_portions_add_up_and_go_to_who_is_right(policy: Policy) -> None:
+    portions = getattr(policy, "portions", None)
+    if portions is None:
+        pytest.skip("it learns nothing")
+    state = policy.init([A, B, C])
+    assert portions(policy.init([])) == {}
+    for i in range(200):
+        plan = policy.select(state, Query(None, (i * 0.37) % 1), (A, B, C))
+        heard = {model: Prediction(1 if model == B else 2) for model in plan.models}
+        state = policy.observe(state, Observation(plan, heard, Truth(1)))
+    found = portions(state)
+    assert sum(found.values()) == pytest.approx(1)
+    assert set(found) == {A, B, C}
+    assert max(found, key=lambda model: found[model]) == B

@@ -1,15 +1,24 @@
-"""Three models of scikit-learn's bundled digits: 1797 scans of 8x8 pixels, half to train on, half held out."""
+"""Models of scikit-learn's bundled digits: 1797 scans of 8x8 pixels, half to train on, half held out.
 
+Three are good; two are not, so that there is something to learn. Each answers with wrong labels while a file of its name is
+there: `spoil` and `mend` are what a person does to them.
+"""
+
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipper.errors import ClipperError
+from clipper_container import Model, Scored
+from clipper_container.adapters.sklearn import EstimatorModel
 
-REPLICAS = {"forest": 2, "logreg": 1, "svm": 1}  # by name, as a server that finds them in its state has them
+REPLICAS = {"forest": 2, "logreg": 1, "svm": 1, "bayes": 1, "tree": 1}  # by name
+GOOD = ("forest", "logreg", "svm")
 
 
 class DemoNeedsSklearn(ClipperError):
@@ -43,7 +52,8 @@ def load(seed: int = 0) -> Digits:
 
 
 def train(name: str, digits: Digits) -> Any:
-    """A trained estimator: `logreg` (about 0.5 ms a batch), `forest` (3 ms), or `svm` (0.1 ms, and more with each row)."""
+    """A trained estimator: `logreg` (about 0.5 ms a batch), `forest` (3 ms), `svm` (0.1 ms, and more with each row), and two of
+    less worth: `bayes` and `tree`."""
     return _MAKERS[name]().fit(digits.train_x, digits.train_y)
 
 
@@ -67,4 +77,60 @@ def _svm() -> Any:
     return SVC(gamma=0.001, C=10)
 
 
-_MAKERS: dict[str, Callable[[], Any]] = {"logreg": _logreg, "forest": _forest, "svm": _svm}
+def _bayes() -> Any:
+    from sklearn.naive_bayes import GaussianNB  # type: ignore[import-untyped,unused-ignore]
+
+    return GaussianNB()
+
+
+def _tree() -> Any:
+    from sklearn.tree import DecisionTreeClassifier  # type: ignore[import-untyped,unused-ignore]
+
+    return DecisionTreeClassifier(max_depth=5, random_state=0)
+
+
+_MAKERS: dict[str, Callable[[], Any]] = {"logreg": _logreg, "forest": _forest, "svm": _svm, "bayes": _bayes, "tree": _tree}
+
+
+# -- wrong labels
+
+
+def spoilable(estimator: Any, flag: Path) -> Model:
+    """The estimator as a model that answers the next digit instead while the file `flag` is there."""
+    place = str(flag)
+
+    class Spoilable(Model):  # local: it is packed by value, and its container imports nothing of the server
+        input = "f64[64]"
+
+        def load(self) -> None:
+            self.inner = EstimatorModel(estimator)
+
+        def predict_batch(self, inputs: Any) -> Any:
+            said = self.inner.predict_batch(inputs)
+            if not os.path.exists(place):
+                return said
+            return Scored((said.outputs + 1) % 10, said.confidence) if isinstance(said, Scored) else (said + 1) % 10
+
+    return Spoilable()
+
+
+class Spoiler:
+    """Which models answer with wrong labels. Threads: one. folder: where their flags are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for model in REPLICAS:
+            self.mend(model)
+
+    def flag(self, model: str) -> Path:
+        return self._folder / f"{model}.wrong"
+
+    def is_spoiled(self, model: str) -> bool:
+        return self.flag(model).exists()
+
+    def spoil(self, model: str) -> None:
+        self.flag(model).touch()
+
+    def mend(self, model: str) -> None:
+        self.flag(model).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from clipper.demo.faults import FREEZE_S, Fault
 from clipper.demo.report import ApplicationFigures, ModelFigures, Report
 
 EVENTS_MAX = 5
+BOTH_LINES = 42  # that the lessons and the table need together
 _DOTS = {"ready": ("●", "green"), "suspect": ("◐", "yellow"), "failed": ("×", "bold red")}
 _OTHER = ("○", "red")
 _WORDS = {"running": "loading", "backoff": "down", "starting": "starting", "suspect": "not responding"}
@@ -20,8 +21,10 @@ _KEYS = Text.assemble(
     *(
         part
         for key, what in (
-            ("k", "kill -9 a container"),
-            ("s", f"freeze one for {FREEZE_S:g} s"),
+            ("k", "kill -9"),
+            ("s", f"freeze {FREEZE_S:g} s"),
+            ("d", "wrong labels"),
+            ("v", "view"),
             ("+ -", "rate"),
             ("q", "quit"),
         )
@@ -30,13 +33,21 @@ _KEYS = Text.assemble(
 )
 
 
-def screen(report: Report, rate: float, elapsed_s: float, events: Sequence[Text], keys: bool) -> RenderableType:
-    """All of it, for the live display."""
+def screen(
+    report: Report, rate: float, elapsed_s: float, events: Sequence[Text], lessons: Text, shows_lessons: bool, height: int
+) -> RenderableType:
+    """All of it, for the live display; where `height` lines are too few, either the lessons or the table of models."""
     head = Text.assemble((" digits", "bold"), (f"  {rate:g} queries a second  {clock(elapsed_s)}", "dim"))
-    parts: list[RenderableType] = [Text(), head, models(report.models), application(report.application), Text()]
-    recent = events[-EVENTS_MAX:]
-    parts += [Padding(event, (0, 1)) for event in recent] + [Text()] * (EVENTS_MAX - len(recent))
-    return Group(*parts, Text(), Text.assemble(" ", _KEYS)) if keys else Group(*parts)
+    parts: list[RenderableType] = [Text(), head]
+    both = height >= BOTH_LINES
+    if shows_lessons or both:
+        parts += [Text(), lessons, Text()] if both else [lessons]
+    if both or not shows_lessons:
+        parts += [models(report.models), application(report.application), Text()]
+    shown = EVENTS_MAX if both or shows_lessons else EVENTS_MAX - 3
+    recent = events[-shown:]
+    parts += [Padding(event, (0, 1)) for event in recent] + [Text()] * (shown - len(recent))
+    return Group(*parts, Text.assemble(" ", _KEYS))
 
 
 def models(figures: Sequence[ModelFigures]) -> Table:
@@ -64,7 +75,7 @@ def models(figures: Sequence[ModelFigures]) -> Table:
 def application(figures: ApplicationFigures) -> Table:
     """SLO, latency, accuracy and default answers, in two columns."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=10)
     table.add_column(no_wrap=True, overflow="ellipsis")
     met = Text(f"{share(figures.slo_met)} met", "green" if figures.slo_met >= 0.99 else "yellow")
     server = f"p50 {milliseconds(figures.p50_ms)}, p99 {milliseconds(figures.p99_ms)}"
@@ -100,6 +111,11 @@ def _state(figures: ModelFigures) -> Text:
         return Text("ready", "green")
     said = _WORDS.get(others[0], others[0])
     return Text(said if len(figures.replicas) == 1 else f"{len(others)} {said}", "yellow")
+
+
+def told(at_s: float, what: str, text: str, style: str) -> Text:
+    """One line about anything."""
+    return Text.assemble((f"{clock(at_s)}  ", "dim"), (what, "bold"), (text, style), no_wrap=True, overflow="ellipsis")
 
 
 def happened(fault: Fault, at_s: float) -> Text:

@@ -4,11 +4,13 @@ import json
 import logging
 import signal
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +18,10 @@ from rich.live import Live
 from rich.text import Text
 
 from clipper.config import load as load_config
-from clipper.demo import digits, live
+from clipper.demo import digits, live, picture, plot
 from clipper.demo.faults import Fault, Faults
 from clipper.demo.keys import Keys
+from clipper.demo.lessons import Lessons, Story
 from clipper.demo.load import RATE_MAX, Load
 from clipper.demo.report import Look, Report, between
 from clipper.errors import DeployFailed
@@ -27,6 +30,10 @@ from clipper.server import ClipperServer
 SLO_MS = 50.0
 SECONDS_UNATTENDED = 10.0
 ACCURACY_MIN = 0.5  # less is no model of digits: something is broken
+LEARNERS = ("exp3", "stacking")  # applications and policies
+LEARNERS_SLO_MS = 250.0
+LESSONS_RATE_MAX = 100.0
+_LINE_S = 1.0
 _TICK_S = 0.02
 _LOOK_S = 0.5
 _LOOKS = 6  # the live figures are those of the last 3 s
@@ -37,29 +44,40 @@ _SWITCH_S = 0.0005  # so that drawing the table does not hold up the load's thre
 @dataclass(frozen=True, slots=True)
 class Options:
     """seconds: None for 10 without a terminal, and until `q` with one.  rate: queries a second.  state: a folder that
-    keeps the models, or empty.  json: the summary for a machine, on stdout; all else on stderr.  version: for the banner."""
+    keeps the models, or empty.  json: the summary for a machine, on stdout; all else on stderr.  version: for the banner.  plot:
+    a PNG to write at the end, or empty."""
 
     seconds: float | None = None
     rate: float = 300.0
     state: str = ""
     json: bool = False
     version: str = ""
+    plot: str = ""
 
 
 def run(options: Options) -> int:
     """Run the demo; -> the exit code: 0, or 1 when nothing was answered, or nonsense. Raises: ClipperError."""
     logging.getLogger("clipper").addHandler(logging.NullHandler())  # what it would say, the table shows
+    if options.plot:
+        picture.check()
     console = Console(stderr=options.json, highlight=False)
     banner(console, options)
     scans = digits.load()
     config = load_config(state=options.state or None, restarts_max=1000, restart_ms_max=1000)
-    with _interruptible(), ClipperServer(config).start() as server:
-        deploy(server, scans, console)
-        models = list(digits.REPLICAS)
-        app = server.app("digits", models=models, slo_ms=SLO_MS, default=-1, policy="ensemble")
-        demo = Demo(server, Load(app, scans, options.rate, SLO_MS), console, options)
+    with _interruptible(), _folder(options) as folder, ClipperServer(config).start() as server:
+        spoiler = digits.Spoiler(folder)
+        deploy(server, scans, console, spoiler)
+        app = server.app("digits", models=list(digits.GOOD), slo_ms=SLO_MS, default=-1, policy="ensemble")
+        learners = [
+            server.app(name, models=list(digits.REPLICAS), slo_ms=LEARNERS_SLO_MS, default=-1, policy=name)
+            for name in LEARNERS
+        ]
+        lessons = Lessons(learners, list(digits.REPLICAS), scans, min(options.rate, LESSONS_RATE_MAX))
+        demo = Demo(server, Load(app, scans, options.rate, SLO_MS), lessons, spoiler, console, options)
         report = demo.go()
-        summary(console, report, demo.faults.all, options)
+        if options.plot:
+            picture.draw(lessons.story, options.plot)
+        summary(console, report, demo.faults.all, lessons.story, options)
     return 0 if report.application.answered and report.application.accuracy >= ACCURACY_MIN else 1
 
 
@@ -67,13 +85,14 @@ def banner(console: Console, options: Options) -> None:
     state = f"state in {options.state}" if options.state else "state in memory"
     console.print(Text.assemble(("\n clipper ", "bold"), (f"{options.version} · {state}", "dim")))
     console.print(
-        " Three scikit-learn models of handwritten digits, each in processes of its own.\n"
-        f" An application asks all three and answers by their vote within {SLO_MS:g} ms: from\n"
-        " those heard in time, or, when none is, with its default.\n"
+        " Five scikit-learn models of handwritten digits, each in processes of its own.\n"
+        f" An application asks the three good ones and answers by their vote in {SLO_MS:g} ms:\n"
+        " from those heard in time, or, when none is, with its default. Two others learn\n"
+        " from feedback whom to ask (exp3) and whom to believe (stacking), of all five.\n"
     )
 
 
-def deploy(server: ClipperServer, scans: digits.Digits, console: Console) -> None:
+def deploy(server: ClipperServer, scans: digits.Digits, console: Console, spoiler: digits.Spoiler) -> None:
     """Train and deploy what the state does not hold yet; return when every replica has answered."""
     for name, replicas in digits.REPLICAS.items():
         if name in server.catalog.view.versions:
@@ -82,7 +101,7 @@ def deploy(server: ClipperServer, scans: digits.Digits, console: Console) -> Non
         started = time.perf_counter()
         estimator = digits.train(name, scans)
         score = estimator.score(scans.held_x, scans.held_y)
-        server.deploy(name, estimator, replicas=replicas, wait=False)
+        server.deploy(name, digits.spoilable(estimator, spoiler.flag(name)), replicas=replicas, wait=False)
         processes = f"{replicas} process{'es' if replicas > 1 else ''}"
         took = f"trained in {time.perf_counter() - started:.1f} s"
         console.print(Text.assemble((f" {name:<8}", "bold"), (f"{took}, {score:.1%} right; {processes}", "dim")))
@@ -113,10 +132,21 @@ def wait_until_ready(server: ClipperServer) -> None:
 
 
 class Demo:
-    """The load, the table, the keys and the faults together. Threads: one."""
+    """The load, the lessons, the table, the keys and the faults together. Threads: one."""
 
-    def __init__(self, server: ClipperServer, load: Load, console: Console, options: Options) -> None:
+    def __init__(
+        self,
+        server: ClipperServer,
+        load: Load,
+        lessons: Lessons,
+        spoiler: digits.Spoiler,
+        console: Console,
+        options: Options,
+    ) -> None:
         self.faults = Faults(server, load.outcomes)
+        self._lessons = lessons
+        self._spoiler = spoiler
+        self._shows_lessons = True
         self._server = server
         self._load = load
         self._console = console
@@ -135,20 +165,50 @@ class Demo:
         switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         self._load.start()
+        self._lessons.start()
         try:
             if self._attended:
                 self._watch()
             else:
                 assert self._seconds is not None
                 self._console.print(f" sending {self._load.rate:g} queries a second for {self._seconds:g} s\n")
-                time.sleep(self._seconds)
+                self._play(self._seconds)
         except KeyboardInterrupt:
             pass
         finally:
             self._load.stop()
+            self._lessons.stop()
             self.faults.end()
             sys.setswitchinterval(switch_s)
         return self._between(first, self._look())
+
+    def _play(self, seconds: float) -> None:
+        """Without a person: after a third of the time the model that exp3 likes best gives wrong labels, until half of it; after
+        two thirds, the one that it then likes best."""
+        said_s = 0.0
+        due_s = [seconds / 3, seconds / 2, seconds * 2 / 3]
+        while (now := self._elapsed()) < seconds:
+            time.sleep(_TICK_S)
+            if due_s and now >= due_s[0]:
+                due_s.pop(0)
+                self._console.print(" ", self._spoil_or_mend(), sep="")
+            if now >= said_s + max(_LINE_S, seconds / 20):
+                said_s = now
+                self._console.print(f" {live.clock(now)}  {plot.line(self._lessons.story)}", soft_wrap=True)
+        self._console.print()
+
+    def _spoil_or_mend(self) -> Text:
+        """Wrong labels from the model that exp3 asks most; if one gives them already, it is mended."""
+        spoiled = [model for model in digits.REPLICAS if self._spoiler.is_spoiled(model)]
+        for model in spoiled:
+            self._spoiler.mend(model)
+            self._lessons.happened(f"{model} is right again", model, "m")
+        if spoiled:
+            return live.told(self._elapsed(), spoiled[0], " gives right labels again", "green")
+        model = self._lessons.favourite()
+        self._spoiler.spoil(model)
+        self._lessons.happened(f"{model} gives wrong labels", model, "d")
+        return live.told(self._elapsed(), model, " gives wrong labels; exp3 asked it most", "red")
 
     def _watch(self) -> None:
         with Keys(sys.stdin) as keys, Live(console=self._console, auto_refresh=False, transient=True) as display:
@@ -172,6 +232,13 @@ class Demo:
                 fault = self.faults.kill() if key in "kK" else self.faults.freeze()
                 nothing = Text("no container is ready", "yellow")
                 self._events.append(live.happened(fault, self._elapsed()) if fault else nothing)
+                if fault:
+                    model = fault.container.partition(":")[0]
+                    self._lessons.happened(f"{fault.container} {fault.kind}", model, "k" if fault.kind == "killed" else "s")
+            elif key in "dD":
+                self._events.append(self._spoil_or_mend())
+            elif key in "vV":
+                self._shows_lessons = not self._shows_lessons
             elif key in "+=":
                 self._load.rate = min(self._load.rate * _RATE_STEP, RATE_MAX)
             elif key in "-_":
@@ -189,21 +256,44 @@ class Demo:
 
     def _screen(self) -> Any:
         report = self._between(self._looks[0], self._looks[-1])
-        return live.screen(report, round(self._load.rate), self._elapsed(), self._events, keys=True)
+        lessons = plot.shares_plot(self._lessons.story, self._elapsed())
+        height = self._console.height
+        return live.screen(report, round(self._load.rate), self._elapsed(), self._events, lessons, self._shows_lessons, height)
 
 
-def summary(console: Console, report: Report, faults: list[Fault], options: Options) -> None:
+def summary(console: Console, report: Report, faults: list[Fault], story: Story, options: Options) -> None:
     if options.json:
         whole = {"version": options.version, "rate": options.rate, **report.as_dict()}
-        print(json.dumps({**whole, "faults": [asdict(fault) for fault in faults]}))
+        learning = {
+            app: {
+                "answers": story.samples[-1].answers[app], "errors": story.samples[-1].errors[app],
+                "shares": story.samples[-1].shares[app],
+            }
+            for app in story.applications
+        }  # fmt: skip
+        events = [asdict(event) for event in story.events]
+        print(json.dumps({**whole, "faults": [asdict(fault) for fault in faults], "learning": learning, "events": events}))
         return
     figures = report.application
+    if options.plot:
+        console.print(f" {options.plot}: the shares, the errors and what happened when, as a picture")
     console.print(Text(f" {figures.answered} of {figures.sent} queries answered in {figures.seconds:.1f} s", "bold"))
     console.print(live.models(report.models), live.application(report.application))
+    console.print(Text(), plot.shares_plot(story, story.samples[-1].at_s), Text(), sep="\n")
     for fault in faults:
         what = f"back after {fault.back_s:.2f} s; answers: {live.meanwhile(fault)}" if fault.over else "not back yet"
         console.print(f" {fault.container} was {fault.kind}, {what}")
     console.print()
+
+
+@contextmanager
+def _folder(options: Options) -> Iterator[Path]:
+    """Where flags of the demo lie: beside the state, so that models found there know them."""
+    if options.state:
+        yield Path(options.state).absolute() / "demo"
+        return
+    with tempfile.TemporaryDirectory(prefix="clipper-demo-") as folder:
+        yield Path(folder)
 
 
 @contextmanager

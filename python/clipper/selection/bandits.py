@@ -35,6 +35,10 @@ class Bandit(LearningPolicy):
             others = tuple(model for model in in_order(candidates) if model != chosen)
         return Plan((chosen,), (p,), others)
 
+    def portions(self, state: Learned) -> dict[VersionedModel, float]:
+        odds = self.rule.probabilities(state.rows, state.seen) if len(state.models) else np.zeros(0)
+        return dict(zip(state.models, odds.tolist(), strict=True))
+
     def combine(self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
         for model in in_order(arrived):
             if is_usable(arrived[model].output):

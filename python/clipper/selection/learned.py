@@ -223,6 +223,11 @@ class LearningPolicy(ABC):
         """f64[models]: higher is better."""
         return self.rule.weights(state.rows, state.classes)
 
+    def portions(self, state: Learned) -> dict[VersionedModel, float]:
+        """Of an answer, or (of those that ask one model) of the queries: each model's; they add up to 1."""
+        weights = self.rule.weights(state.rows, state.classes) if len(state.models) else np.zeros(0)
+        return dict(zip(state.models, (weights / (weights.sum() or 1.0)).tolist(), strict=True))
+
     def rank_models_desc(self, state: Learned, user: str | None) -> tuple[VersionedModel, ...]:
         if not state.models:
             return ()

@@ -60,6 +60,13 @@ class ApplicationHandle:
         predictions that nobody remembers. Raises InvalidInput, Overloaded, StoreError. Threads: any."""
         return observe_many(self._question(self.name), predictions, labels)
 
+    def shares(self, user: str | None = None) -> dict[str, float]:
+        """What the policy has learned, by `name:version`: each model's share of the queries, of a policy that asks one, else
+        of the answer. They add up to 1; {} of a policy that learns nothing. Threads: any."""
+        question = self._question(self.name)
+        portions = getattr(question.policy, "portions", None)
+        return {str(model): share for model, share in portions(question.learner.state(user)).items()} if portions else {}
+
     def predict_many(
         self, inputs: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0
     ) -> Future:

@@ -1,0 +1,146 @@
+"""Applications that learn while one watches: the same scans to exp3, which asks one model, and to stacking, which asks all; every
+answer gets its feedback, and what the two make of it is sampled a few times a second."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clipper.demo.digits import Digits
+from clipper.serving.application import ApplicationHandle
+from clipper.types import Answer
+from clipper_core.future import Future
+
+SAMPLE_S = 0.25
+RECENT_S = 5.0
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One moment. shares: by application, then by model; those of an application add up to 1.  answers, errors: so far."""
+
+    at_s: float
+    shares: dict[str, dict[str, float]]
+    answers: dict[str, int]
+    errors: dict[str, int]
+
+
+@dataclass(slots=True)
+class Event:
+    """What somebody did, or what came of it; `model` is its name without a version."""
+
+    at_s: float
+    text: str
+    model: str
+    mark: str  # one character, below the plot
+
+
+@dataclass(slots=True)
+class Story:
+    """All that is drawn: samples and events in order. Threads: one writes, any reads."""
+
+    applications: tuple[str, ...]
+    models: tuple[str, ...]
+    samples: list[Sample] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def recent_error(self, application: str) -> float:
+        """Share of wrong answers over the last RECENT_S."""
+        if not self.samples:
+            return 0.0
+        last = self.samples[-1]
+        first = next(sample for sample in self.samples if sample.at_s >= last.at_s - RECENT_S)
+        return _share(last, application, first if first is not last else None)
+
+    def whole_error(self, application: str) -> float:
+        """Share of wrong answers since the beginning."""
+        return _share(self.samples[-1], application, None) if self.samples else 0.0
+
+
+def _share(last: Sample, application: str, first: Sample | None) -> float:
+    answers = last.answers[application] - (first.answers[application] if first else 0)
+    errors = last.errors[application] - (first.errors[application] if first else 0)
+    return errors / answers if answers else 0.0
+
+
+class Lessons:
+    """Sends scans to every application, tells each what was right, and samples. Threads: any, for what has no underscore.
+
+    rate: scans a second.
+    """
+
+    def __init__(self, applications: list[ApplicationHandle], models: list[str], digits: Digits, rate: float) -> None:
+        self.rate = rate
+        self.story = Story(tuple(app.name for app in applications), tuple(models))
+        self.failure: Exception | None = None
+        self._applications = applications
+        self._digits = digits
+        self._random = np.random.default_rng(7)
+        self._answers = dict.fromkeys(self.story.applications, 0)
+        self._errors = dict.fromkeys(self.story.applications, 0)
+        self._begun = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clipper-demo-lessons", daemon=True)
+
+    def start(self) -> None:
+        self._begun = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; return when the last answer has had its feedback. Raises what went wrong meanwhile."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def happened(self, text: str, model: str, mark: str) -> None:
+        self.story.events.append(Event(time.monotonic() - self._begun, text, model, mark))
+
+    def favourite(self) -> str:
+        """The model that the first application would ask most."""
+        shares = self._applications[0].shares()
+        return max(shares, key=lambda model: shares[model]).partition(":")[0]
+
+    def _run(self) -> None:
+        try:
+            self._teach()
+        except Exception as error:  # told by stop(): a thread that dies silently teaches nothing
+            self.failure = error
+
+    def _teach(self) -> None:
+        asked: list[tuple[int, list[Future]]] = []
+        due = 0.0
+        self._sample()
+        while not self._stopping.wait(_TICK_S):
+            self._tell(asked)
+            due += self.rate * _TICK_S
+            asked = [self._ask() for _ in range(int(due))]
+            due -= int(due)
+            if time.monotonic() - self._begun >= self.story.samples[-1].at_s + SAMPLE_S:
+                self._sample()
+        self._tell(asked)
+        self._sample()
+
+    def _ask(self) -> tuple[int, list[Future]]:
+        """A held-out scan with fresh noise, to all applications."""
+        at = int(self._random.integers(len(self._digits.held_x)))
+        scan = self._digits.held_x[at] + self._random.normal(0, 0.5, 64)
+        return int(self._digits.held_y[at]), [app.predict(scan) for app in self._applications]
+
+    def _tell(self, asked: list[tuple[int, list[Future]]]) -> None:
+        digits = [digit for digit, _ in asked]
+        for at, app in enumerate(self._applications):
+            answers: list[Answer] = [futures[at].result() for _, futures in asked]
+            self._answers[app.name] += len(answers)
+            self._errors[app.name] += sum(answer.output != digit for answer, digit in zip(answers, digits, strict=True))
+            app.feedback_many(answers, digits)
+
+    def _sample(self) -> None:
+        shares = {
+            app.name: {model.partition(":")[0]: share for model, share in app.shares().items()} for app in self._applications
+        }
+        now = time.monotonic() - self._begun
+        self.story.samples.append(Sample(now, shares, self._answers.copy(), self._errors.copy()))

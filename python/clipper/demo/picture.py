@@ -1,0 +1,80 @@
+"""The story of a demo as a PNG: who was asked, who was believed, how many answers were wrong, and what happened when."""
+
+import os
+from typing import Any
+
+from clipper.demo.lessons import Story
+from clipper.errors import ClipperError
+
+_COLOURS = ("#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00")
+_EVENT = "#b3400a"
+_TITLES = {"exp3": "exp3: share of the queries that ask a model", "stacking": "stacking: share of a model in the answer"}
+
+
+class DemoNeedsMatplotlib(ClipperError):
+    """matplotlib is not installed."""
+
+
+def check() -> None:
+    """DemoNeedsMatplotlib when there is no matplotlib: known before the first model is trained."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise DemoNeedsMatplotlib(
+            "a PNG is drawn with matplotlib, and matplotlib is not installed.",
+            hint='Run: pip install "clipper-serving[plot]"',
+        ) from None
+
+
+def draw(story: Story, path: str | os.PathLike[str]) -> None:
+    """Write the PNG: a panel of shares for each application, one of errors, events across all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 7.2), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels: Any = figure.subplots(len(story.applications) + 1, 1, sharex=True)
+    times = [sample.at_s for sample in story.samples]
+    for panel, application in zip(panels, story.applications, strict=False):
+        _shares(panel, story, application, times, first=panel is panels[0])
+    _errors(panels[-1], story, times)
+    for number, panel in enumerate(panels):
+        _events(panel, story, told=number == 0)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", alpha=0.25)
+        panel.margins(x=0)
+    panels[-1].set_xlabel("seconds since the first query")
+    figure.suptitle("Five models of handwritten digits, learned from while they serve", x=0.01, ha="left", weight="bold")
+    figure.savefig(path)
+
+
+def _shares(panel: Any, story: Story, application: str, times: list[float], first: bool) -> None:
+    for number, model in enumerate(story.models):
+        values = [100 * sample.shares[application].get(model, 0.0) for sample in story.samples]
+        panel.plot(times, values, color=_COLOURS[number % len(_COLOURS)], linewidth=2, label=model)
+    panel.set_title(_TITLES.get(application, application), loc="left", fontsize=10, pad=26 if first else 6)
+    panel.set_ylabel("share, %")
+    panel.set_ylim(0, None)
+    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _errors(panel: Any, story: Story, times: list[float]) -> None:
+    styles = ("-", "--", ":", "-.")
+    for number, application in enumerate(story.applications):
+        errors = [sample.errors[application] for sample in story.samples]
+        total = story.samples[-1].answers[application] if story.samples else 0
+        label = f"{application}\n({story.whole_error(application):.1%} of {total})"
+        panel.plot(times, errors, color="#333333", linestyle=styles[number % len(styles)], linewidth=2, label=label)
+    panel.set_title("wrong answers so far", loc="left", fontsize=10)
+    panel.set_ylabel("answers")
+    panel.set_ylim(0, None)
+    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _events(panel: Any, story: Story, told: bool) -> None:
+    """A line through every panel; above the first, what it was, on two levels so that neighbours do not meet."""
+    for number, event in enumerate(story.events):
+        panel.axvline(event.at_s, color=_EVENT, linewidth=1, linestyle=(0, (3, 2)))
+        if told:
+            place = {"transform": panel.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+            panel.text(event.at_s, 1.01 + 0.08 * (number % 2), event.text, fontsize=8, color=_EVENT, **place)
