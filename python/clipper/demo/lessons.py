@@ -4,17 +4,18 @@ answer gets its feedback, and what the two make of it is sampled a few times a s
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from clipper.demo.digits import Digits
 from clipper.serving.application import ApplicationHandle
 from clipper.types import Answer
-from clipper_core.future import Future
 
 SAMPLE_S = 0.25
 RECENT_S = 5.0
 _TICK_S = 0.05
+_Asked = tuple[int, list[Any]]  # a digit, and the futures of its answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Lessons:
             self.failure = error
 
     def _teach(self) -> None:
-        asked: list[tuple[int, list[Future]]] = []
+        asked: list[_Asked] = []
         due = 0.0
         self._sample()
         while not self._stopping.wait(_TICK_S):
@@ -124,13 +125,13 @@ class Lessons:
         self._tell(asked)
         self._sample()
 
-    def _ask(self) -> tuple[int, list[Future]]:
+    def _ask(self) -> _Asked:
         """A held-out scan with fresh noise, to all applications."""
         at = int(self._random.integers(len(self._digits.held_x)))
         scan = self._digits.held_x[at] + self._random.normal(0, 0.5, 64)
         return int(self._digits.held_y[at]), [app.predict(scan) for app in self._applications]
 
-    def _tell(self, asked: list[tuple[int, list[Future]]]) -> None:
+    def _tell(self, asked: list[_Asked]) -> None:
         digits = [digit for digit, _ in asked]
         for at, app in enumerate(self._applications):
             answers: list[Answer] = [futures[at].result() for _, futures in asked]
