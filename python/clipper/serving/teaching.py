@@ -166,6 +166,8 @@ class Teaching:
         try:
             inputs, labels, sessions = zip(*lessons, strict=True)
             payload = encode_feedback(_inputs(core, inputs), _labels(labels), sessions)
+            if len(payload) > self._frame_bytes_max:
+                raise ValueError(f"they are {len(payload)} bytes; a frame has at most {self._frame_bytes_max}")
             for engine, conn in self._lines.get(model, ()):
                 engine.teach(conn, payload, len(lessons))
         except (ClipperError, ValueError, TypeError, OverflowError) as error:

@@ -128,6 +128,14 @@ def test_what_cannot_travel_is_dropped_and_counted_and_the_rest_goes_on(teaching
     assert len(engine.sent) == 1
 
 
+def test_a_row_beyond_what_a_frame_may_hold_is_dropped_and_counted(teaching, engine, caplog):
+    teaching.tell({A: core(shape=(1 << 18,))}, np.zeros(1 << 18), 0, seen(label=1))
+    teaching.tell({A: core(shape=(1 << 18,))}, np.zeros(1 << 10), 0, seen(label=2))
+    teaching.flush()
+    assert (teaching.untaught(A), engine.labels()) == (1, [[2]])
+    assert "a frame has at most 1048576" in caplog.text
+
+
 def test_inputs_are_kept_up_to_a_bound_and_given_once(teaching, engine):
     for i in range(100):
         teaching.keep((A,), i, np.full(2, i), i)
