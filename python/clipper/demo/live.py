@@ -28,7 +28,7 @@ _KEYS = Text.assemble(
             ("+ -", "rate"),
             ("q", "quit"),
         )
-        for part in ((f" {key} ", "reverse"), (f" {what}   ", "dim"))
+        for part in ((f" {key} ", "reverse"), (f" {what}  ", "dim"))
     )
 )
 

@@ -184,9 +184,9 @@ class Demo:
 
     def _play(self, seconds: float) -> None:
         """Without a person: after a third of the time the model that exp3 likes best gives wrong labels, until half of it; after
-        two thirds, the one that it then likes best."""
+        three quarters, the one that it then likes best."""
         said_s = 0.0
-        due_s = [seconds / 3, seconds / 2, seconds * 2 / 3]
+        due_s = [seconds / 3, seconds / 2, seconds * 3 / 4]
         while (now := self._elapsed()) < seconds:
             time.sleep(_TICK_S)
             if due_s and now >= due_s[0]:
