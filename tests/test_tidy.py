@@ -28,7 +28,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("column",),
     ("delivery", "clock_cache", "codec"),
     ("hearing",),
-    ("task", "lesson", "output"),
+    ("task", "correction", "output"),
     ("piece",),
     ("future", "lane", "link"),
     ("mailbox", "replica", "bulk", "demand", "asking"),

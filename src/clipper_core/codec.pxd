@@ -23,7 +23,7 @@ cpdef enum Kind:
     HEARTBEAT = 7      # both ways, empty
     GOODBYE = 8        # both ways, empty: no more batches; then closed
     REGION = 9         # server -> container, with a descriptor: memory whose rows SHARED batches will name
-    FEEDBACK = 10      # server -> container: inputs and what would have been right (lesson.pxd)
+    FEEDBACK = 10      # server -> container: inputs and what would have been right (correction.pxd)
     ACCURACY = 11      # container -> server: rows it was corrected on, and how right it finds itself
 
 cpdef enum Flag:

@@ -10,7 +10,7 @@ from clipper_core.batcher cimport Batcher
 from clipper_core.clock_cache cimport Key
 from clipper_core.codec cimport Header, Limits
 from clipper_core.task cimport Lanes, Span, Tally
-from clipper_core.lesson cimport Progress
+from clipper_core.correction cimport Progress
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.status cimport Status

@@ -10,7 +10,7 @@ from clipper_core.codec cimport (ACCURACY, CHECKED, COMPRESSED, FAILURE, FEEDBAC
 from clipper_core.dtype cimport ANY, F64, STR, itemsize
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.lane cimport row_end, row_found, span_end, span_key, span_retry, span_row_end
-from clipper_core.lesson cimport accuracy_read
+from clipper_core.correction cimport accuracy_read
 from clipper_core.link cimport link_next_bare, link_send, link_send_later, link_send_owned, link_send_region
 from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
 from clipper_core.machine cimport aligned_new, relaxed

@@ -24,7 +24,7 @@ from clipper.errors import ClipperError
 from clipper.selection import Observation
 from clipper.types import VersionedModel
 from clipper_core.engine import Engine
-from clipper_core.lesson import encode_feedback
+from clipper_core.correction import encode_feedback
 from clipper_core.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)

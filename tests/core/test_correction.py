@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clipper_core.codec import HEADER_BYTES, Kind, decode_header, encode_rows, open_rows
-from clipper_core.lesson import accuracy_frame, decode_accuracy, decode_feedback, encode_feedback, feedback_frame
+from clipper_core.correction import accuracy_frame, decode_accuracy, decode_feedback, encode_feedback, feedback_frame
 from clipper_core.status import Status, error_for
 
 World = Any  # tests/core/conftest.py
