@@ -20,6 +20,7 @@ cdef struct Ask:                # how one task is asked later
     u32 nbytes
     bint keyed
     Key key
+    u64 salt
 
 cdef bint asking_look(Lanes* lanes, u64 now_us) noexcept nogil
 cdef inline bint asking_step(Lanes* lanes, u64 now_us) noexcept nogil:     # True: some were called

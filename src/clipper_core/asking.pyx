@@ -23,7 +23,7 @@ cdef Status _queue(Ask* ask, Hearing* h, u32 i, u64 now_us) noexcept nogil:
     if gate_finish_us(ask.gate, tail, now_us) > deadline_us and not gate_probe(ask.gate, now_us):
         return FULL if ask.gate.size.load(relaxed) else NO_REPLICA
     return lane_submit(ask.lanes, ask.lane, ask.row, ask.nbytes, &ask.key if ask.keyed else NULL, h.block, h.first + i,
-                       deadline_us, now_us)
+                       deadline_us, now_us, ask.salt)
 
 
 cdef Status _submit(Ask* ask, Hearing* h, u32 i, u64 now_us) noexcept nogil:

@@ -75,6 +75,7 @@ cdef class Party:
         ask.gate = &m.gates[klass]
         ask.lane = _lane(model, klass)
         ask.keyed = m.cached
+        ask.salt = self.salt
         ask.row, ask.nbytes = to, <u32> self.rows[i].nbytes
         memcpy(to, self.rows[i].data, self.rows[i].nbytes)
         if m.cached:
@@ -143,8 +144,8 @@ cdef class Party:
         hearing_submits(h, i)
         if d != h.home:
             d.guests.fetch_add(1, relaxed)
-        status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.slo_us, self.now_us, h.block,
-                              h.first + i)
+        status = model._queue(self.rows[i].data, self.rows[i].nbytes, &self.rows[i].key, self.salt, self.slo_us, self.now_us,
+                              h.block, h.first + i)
         if status == OK:
             return 0
         if d != h.home:
