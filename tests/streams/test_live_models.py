@@ -85,7 +85,7 @@ def test_versions_come_in_while_serving_without_a_gap(
         app = serving.app("digits", models=["digits"], slo_ms=5000, default=-1)
         answers, stopping, ready = [], threading.Event(), []
         unhook = serving.catalog.on_change(
-            lambda view: ready.append(all(serving._containers.of(model.id) for model in view.models()))
+            lambda view: ready.append(all(serving._deployment.containers.of(model.id) for model in view.models()))
         )
 
         def ask() -> None:
