@@ -237,6 +237,7 @@ class Catalog:
         confidence_min: float = 0.0,
         roles: Mapping[str, str] | None = None,
         missing: str = "mean",
+        decider: str = "all",
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
         TypeConflict when a model takes other inputs."""
@@ -244,7 +245,7 @@ class Catalog:
         app = Application(
             _checked(check_name, name, "application"), links, slo_ms, plain(default),
             ANY if input is None else _checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
-            dict(roles or {}), missing,
+            dict(roles or {}), missing, decider,
         )  # fmt: skip
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
@@ -257,8 +258,8 @@ class Catalog:
         return self._change(change)
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
-        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing."""
-        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min", "roles", "missing")
+        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing, decider."""
+        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min", "roles", "missing", "decider")
         if unknown := sorted(set(changes) - set(known)):
             raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
         if "models" in changes:
@@ -524,6 +525,8 @@ def _check_application(view: View, app: Application) -> Application:
     if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
         raise InvalidInput(f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is possible.")
     _checked(check_policy, app.policy)
+    if not isinstance(app.decider, str):
+        raise InvalidInput(f"decider={app.decider!r} of application {app.name!r}: a text is needed, as 'majority'.")
     if len(set(app.models)) != len(app.models):
         twice = next(link for link in app.models if app.models.count(link) > 1)
         raise InvalidInput(f"application {app.name!r} links '{twice}' twice.")

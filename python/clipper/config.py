@@ -169,6 +169,7 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
     confidence_min: Annotated[float, _about("a less sure answer is replaced by the default", "share", ge=0, le=1)] = 0.0
     roles: Annotated[tuple[str, ...], _about("what models do that are no primaries, each as `svm:2 = shadow`")] = ()
     missing: Annotated[Literal["mean", "skip"], _about("a number missing at the deadline: its model's mean, or none")] = "mean"
+    decider: Annotated[str, _about("when to answer, as `majority within 12 ms, else floor(fast)`")] = "all"
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from clipper.serving.address import listen
 from clipper.serving.application import ApplicationHandle, array_slo_in_us, slo_in_us
 from clipper.serving.arrays import predict_array
 from clipper.serving.cache import Cache
+from clipper.serving.deciding import Deciding
 from clipper.serving.dispatch import Dispatch
 from clipper.serving.engines import Engines
 from clipper.serving.learning import Learning
@@ -41,7 +42,7 @@ from clipper_core.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
-_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing")
+_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing", "decider")
 
 
 class ClipperServer(Streaming):
@@ -70,7 +71,10 @@ class ClipperServer(Streaming):
             config, self.catalog, self._engines, running, self._dir, self._token, lambda: self.address
         )
         self._recorder = Recorder((self._dir.folder or self._dir.run) / "decoys")
-        self._questions = Questions(self.catalog, running, self._learning, self._recorder, self._deployment.teaching)
+        self._deciding = Deciding()
+        self._questions = Questions(
+            self.catalog, running, self._learning, self._recorder, self._deployment.teaching, self._deciding
+        )
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
 
     # -- life
@@ -109,6 +113,7 @@ class ClipperServer(Streaming):
             time.sleep(_DRAIN_POLL_S)
         self._deployment.stop()
         self._dispatch.stop()
+        self._deciding.close()
         self._deployment.containers.stop()
         self.catalog.close()
         self._learning.close()
@@ -210,8 +215,15 @@ class ClipperServer(Streaming):
         models: linked models, `svm` or `svm:3`.  settings: slo_ms, default, policy ("stacking", "exp3(eta=0.05)"),
         confidence_min, input, roles ({"svm:2": "canary", "forest": "shadow", "new": "challenger(share=0.1)", "saw": "decoy"};
         docs/selection.md), missing ("mean": a number that is missing at the deadline is its model's mean; or "skip").
+        decider ("majority within 12 ms, else first": when to answer). A policy or decider of your own is "package.module:Class".
         Raises UnknownModel, TypeConflict, InvalidInput.
         """
+        return self._app(name, models, settings)
+
+    def _app(
+        self, name: str, models: str | VersionedModel | Sequence[str | VersionedModel] | None, settings: dict[str, Any],
+        measured: bool = True,
+    ) -> ApplicationHandle:  # fmt: skip
         self._check_open()
         if "policy" in settings:
             policy_named(settings["policy"])
@@ -228,6 +240,7 @@ class ClipperServer(Streaming):
         self._check_roles(name, settings)
         if name not in self.catalog.view.applications and not settings:
             raise UnknownApplication.named(name, self.catalog.view.applications)
+        self._questions.check(name, settings, measured=measured)
         if name in self.catalog.view.applications:
             if settings:
                 self.catalog.update_application(name, **settings)
@@ -299,6 +312,7 @@ class ClipperServer(Streaming):
                 self.deploy(name, wanted.target, replicas=replicas, input=wanted.input or None, wait=False,
                             batching=wanted.batching, cache=wanted.cache, retry_singly=wanted.retry_singly)  # fmt: skip
         for name, app in self.config.apps.items():
-            self.app(name, app.models, slo_ms=app.slo_ms, default=app.default, policy=app.policy,
-                     confidence_min=app.confidence_min, roles=roles_in(app.roles), missing=app.missing,
-                     **({"input": app.input} if app.input else {}))  # fmt: skip
+            settings = {"slo_ms": app.slo_ms, "default": app.default, "policy": app.policy, "decider": app.decider,
+                        "confidence_min": app.confidence_min, "roles": roles_in(app.roles), "missing": app.missing,
+                        **({"input": app.input} if app.input else {})}  # fmt: skip
+            self._app(name, app.models, settings, measured=False)

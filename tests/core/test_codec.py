@@ -32,8 +32,8 @@ from clipper_core.codec import (
     open_rows,
     open_runs,
 )
-from clipper_core.dtype import NAMES, DType
 from clipper_core.correction import decode_accuracy, decode_feedback
+from clipper_core.dtype import NAMES, DType
 from clipper_core.lz4 import decode_lz4
 from clipper_core.status import Status, error_for
 from clipper_core.v1 import V1, decode_v1, encode_v1, message_bytes_v1

@@ -221,6 +221,14 @@ def test_an_example_runs(script: str, said: str) -> None:
     assert done.stderr == ""
 
 
+def test_what_deciders_save() -> None:
+    command = [sys.executable, EXAMPLES.parent / "speculation" / "serve.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    rows = re.findall(r"^(\w+).* +\d+\.\d% +\d+\.\d +\d+\.\d  \w", done.stdout, re.M)
+    assert rows == ["all", "majority", "guaranteed_time", "majority"], done.stdout
+    assert done.stderr == ""
+
+
 def test_a_container_of_ones_own() -> None:
     with clipper.start(models={"brightness": {"input": "f64[64]"}}, token="secret") as server:
         command = [sys.executable, "-m", "clipper_container", "serve", "own_container:Brightness"]

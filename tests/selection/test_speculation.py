@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput
@@ -158,6 +158,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(tuple(made))
 
 
+@settings(deadline=None)
 @given(schedules())
 def test_what_is_written_is_read_again(schedule: Schedule) -> None:
     assert decider_named(str(schedule)) == schedule
@@ -166,6 +167,7 @@ def test_what_is_written_is_read_again(schedule: Schedule) -> None:
 ROW = st.tuples(st.integers(0, 9), st.sets(st.sampled_from("abc"), max_size=3), st.sampled_from([0.0, 0.25, 0.5]))
 
 
+@settings(deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_a_table_only_widens(rows: list[tuple[int, set[str], float]]) -> None:
     """Accepted are exactly those in which whatever may answer at one time may answer ever after. No model: any."""

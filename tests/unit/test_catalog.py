@@ -418,6 +418,18 @@ class Overtaken(MemoryStore):
         return super().txn(compares, then, orelse)
 
 
+def test_a_record_of_before_there_were_deciders(store: Store) -> None:
+    store.put("catalog/application/old", b'{"schema":"clipper.application/1","name":"old","slo_ms":5.0,"policy":"exp3"}')
+    with Catalog(store) as catalog:
+        assert (catalog.application("old").decider, catalog.application("old").policy) == ("all", "exp3")
+        changed = catalog.update_application("old", decider="majority within 2 ms, else first")
+        assert catalog.application("old") == changed
+        with pytest.raises(InvalidInput, match=r"decider=7 of application 'old': a text is needed"):
+            catalog.update_application("old", decider=7)
+    with Catalog(store) as catalog:
+        assert catalog.application("old").decider == "majority within 2 ms, else first"
+
+
 def test_rules_hold_when_somebody_writes_between_reading_and_writing() -> None:
     store = Overtaken()
     mine, other = Catalog(store, follow=False), Catalog(store, follow=False)

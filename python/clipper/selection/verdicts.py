@@ -6,7 +6,7 @@ when not; one that learns nothing gives the share of those asked that said the s
 word is taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def _by_votes(rule: str, heard: Heard) -> Combined:
     if not any(weights[model] for model in votes):
         weights = equal
     found = combine(votes, weights, sum(weights.values()))
-    return Combined(found.output, _sureness(heard, found.output, found.confidence), found.used, found.agreement)
+    return Combined(found.output, _sureness(heard, found.output, lambda: found.confidence), found.used, found.agreement)
 
 
 def _by_median(heard: Heard) -> Combined:
@@ -136,10 +136,13 @@ def _by_one(heard: Heard, model: VersionedModel) -> Combined:
     if prediction is None or model not in usable({model: prediction}):
         return NOTHING
     agreement = _agreement(heard, prediction.output)
-    raw = agreement if prediction.confidence is None else sound_confidence(prediction.confidence)
-    if learns(heard.policy):
-        raw = heard.policy.combine(heard.state, {model: prediction}, heard.missing({model: prediction})).confidence
-    return Combined(prediction.output, _sureness(heard, prediction.output, raw), (model,), agreement)
+
+    def alone() -> float:
+        if learns(heard.policy):
+            return heard.policy.combine(heard.state, {model: prediction}, heard.missing({model: prediction})).confidence
+        return agreement if prediction.confidence is None else sound_confidence(prediction.confidence)
+
+    return Combined(prediction.output, _sureness(heard, prediction.output, alone), (model,), agreement)
 
 
 def _agreement(heard: Heard, output: Any) -> float:
@@ -150,12 +153,12 @@ def _agreement(heard: Heard, output: Any) -> float:
     return scores(votes, equal).get(label_key(output), 0.0) / len(heard.asked)
 
 
-def _sureness(heard: Heard, output: Any, raw: float) -> float:
-    """`raw`, as far as the policy's experience does not know better."""
+def _sureness(heard: Heard, output: Any, raw: Callable[[], float]) -> float:
+    """`raw()`, as far as the policy's experience does not know better."""
     if not learns(heard.policy) or len(heard.plan.models) == 1:
-        return raw
+        return raw()
     arrived = {model: heard.arrived[model] for model in in_order(heard.arrived) if model in heard.plan.models}
     whole = heard.policy.combine(heard.state, arrived, [m for m in heard.plan.models if m not in arrived])
     if not whole.used:
-        return raw
-    return whole.confidence if agrees(whole.output, output) else min(raw, 1.0 - whole.confidence)
+        return raw()
+    return whole.confidence if agrees(whole.output, output) else min(raw(), 1.0 - whole.confidence)

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.errors import ForkedProcess
+from clipper.errors import ForkedProcess, PolicyFailed
 from clipper.selection import Plan, Prediction
+from clipper.selection.policy import NOTHING
 from clipper.selection.unlearned import Unlearned
 from clipper.serving.dispatch import FORK_HINT
-from clipper.serving.processor import NO_FINITE_VALUE, Question, plan_for, too_unsure, why
+from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, too_unsure, why
 from clipper.serving.stragglers import combine
 from clipper.types import Answers, VersionedModel
 from clipper_core.future import Future
@@ -35,10 +36,23 @@ class AskedArray(msgspec.Struct, frozen=True, eq=False):
 def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int, salt: int) -> Future:
     """Ask the models that the policy selects about every row; -> the future of `Answers`. InvalidInput for a wrong type or
     shape, or no rows; UnknownModel when nothing is linked."""
-    state, plan = plan_for(question, user)
+    try:
+        state, plan = plan_for(question, user)
+    except PolicyFailed as failure:
+        core = question.cores[question.models[0]]
+        future = predict_rows((core,), inputs, slo_us, salt, _finish_unasked, Unasked(question, failure.message))
+        future.cancel()
+        return future
     cores = tuple([question.cores[model] for model in plan.models])
     salt = question.teaching.session(question.models, user, salt)
     return predict_rows(cores, inputs, slo_us, salt, finish_array, AskedArray(question, plan, state))
+
+
+def _finish_unasked(future: Future) -> Answers:
+    unasked: Unasked = future.extra
+    n = len(future)
+    outputs = _as_array([unasked.question.default] * n)
+    return Answers(outputs, np.zeros(n), np.ones(n, np.bool_), {}, {unasked.reason: n}, np.zeros(n, np.uint32))
 
 
 def finish_array(future: Future) -> Answers:
@@ -132,9 +146,14 @@ def _row_by_row(future: Future, asked: AskedArray, statuses: dict[VersionedModel
             if statuses[model][i] == Status.OK
         }
         missing = [model for model in models if model not in arrived]
-        combined = combine(question.policy, asked.state, question.means, arrived, missing)
         reason = ""
-        if arrived and not combined.used:
+        try:
+            combined = combine(question.policy, asked.state, question.means, arrived, missing)
+        except PolicyFailed as failure:
+            combined, reason = NOTHING, failure.message
+        if reason:
+            pass
+        elif arrived and not combined.used:
             reason = NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
         elif not combined.used:
             each = [why(Status(statuses[m][i]), m, future.detail(j * n + i)) for j, m in enumerate(models)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from clipper.config import FeedbackSettings
 from clipper.errors import ClipperError
 from clipper.selection import Observation, Policy, policy_named
-from clipper.selection.unlearned import Unlearned
+from clipper.selection.unlearned import learns
 from clipper.serving.feedback import Window, read
 from clipper.serving.states import Learner, States
 from clipper.store.journal import Journal
@@ -33,7 +33,7 @@ class Learning:
         """Of an application as it is now; no window for a policy that learns nothing."""
         policy = policy_named(text)
         learner = self.states.learner(application, text, policy, models)
-        return policy, learner, None if isinstance(policy, Unlearned) else self.window
+        return policy, learner, self.window if learns(policy) else None
 
     def replay(self) -> None:
         """Learn what was acknowledged and not yet written when the last server of this folder ended."""

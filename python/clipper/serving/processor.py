@@ -6,12 +6,12 @@ runs when somebody asks the future for its result, on that thread.
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clipper.errors import ForkedProcess, UnknownModel
-from clipper.selection import Plan, Policy, Prediction, Query
+from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
+from clipper.selection import Combined, Plan, Policy, Prediction, Query
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
 from clipper.serving.recorder import Decoy
@@ -26,6 +26,9 @@ from clipper_core.model import Model as CoreModel
 from clipper_core.model import predict_all
 from clipper_core.status import Status
 
+if TYPE_CHECKING:
+    from clipper.serving.speculating import Hearing, Speculation
+
 
 class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
@@ -33,6 +36,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds what the policy has learned.
     window: where answers wait for feedback; None for a policy that learns nothing.  lineup: counts what queries come to.
     cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
+    speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     decoys: tuple[Decoy, ...] = ()
     means: Means | None = None
     teaching: Teaching = Teaching()
+    speculation: "Speculation | None" = None
 
 
 NOBODY = Query()
@@ -64,6 +69,12 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     state: Any
     user: str = ""
     late: Sequence[tuple[VersionedModel, Future]] = ()  # of observers: filled after the query's own models were asked
+    hearing: "Hearing | None" = None
+
+    @property
+    def models(self) -> tuple[VersionedModel, ...]:
+        """Those asked: task i of the future is models[i]'s."""
+        return self.plan.models if self.hearing is None else self.hearing.models
 
 
 def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
@@ -82,38 +93,73 @@ def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
 def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
     """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
     UnknownModel when nothing is linked."""
-    state, plan = plan_for(question, user)
+    try:
+        state, plan = plan_for(question, user)
+    except PolicyFailed as failure:
+        return _unasked(question, x, slo_us, salt, failure.message)
     cores, teaching = question.cores, question.teaching
     if teaching.active:
         salt = teaching.session(question.models, user, salt)
     late: list[tuple[VersionedModel, Future]] = []
-    asked = Asked(question, plan, state, user or "", late)
-    future = predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
+    if question.speculation is None:
+        asked = Asked(question, plan, state, user or "", late)
+        future = predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
+    else:
+        hearing = question.speculation.hearing(state, plan, user, slo_us)
+        asked = Asked(question, plan, state, user or "", late, hearing)
+        future = hearing.ask(x, salt, finish, asked, question.window is not None)
     if teaching.active and question.window is not None:
         teaching.keep(question.models, future.id, x, salt)
     if question.lineup is not None:
         question.lineup.tally.asked.add()
         if plan.observers:
-            question.lineup.watch(cores, plan.observers, x, slo_us, salt, late)
+            observers = plan.observers if asked.hearing is None else [m for m in plan.observers if m not in asked.models]
+            question.lineup.watch(cores, observers, x, slo_us, salt, late)
     for decoy in question.decoys:
         decoy.saw(future.id, f"{question.node}-{future.id:x}", x, user or "")
     return future
+
+
+class Unasked(msgspec.Struct, frozen=True, eq=False):
+    """A query whose policy failed before anybody was asked: `Future.extra`."""
+
+    question: Question
+    reason: str
+
+
+def _unasked(question: Question, x: Any, slo_us: int, salt: int, reason: str) -> Future:
+    """The future of the default, at once: a query to one model, given up."""
+    if question.lineup is not None:
+        question.lineup.tally.asked.add()
+    core = question.cores[question.models[0]]
+    future = predict_all((core,), x, slo_us, salt, finish_unasked, Unasked(question, reason))
+    future.cancel()
+    return future
+
+
+def finish_unasked(future: Future) -> Answer:
+    return default_answer(future, future.extra.question, future.extra.reason)
+
+
+def default_answer(future: Future, question: Question, reason: str) -> Answer:
+    """For a query whose policy failed."""
+    if question.lineup is not None:
+        question.lineup.tally.default("policy_failed")
+    id = f"{question.node}-{future.id:x}"
+    return Answer(
+        question.default, 0.0, True, reason, latency_us=future.latency_us, id=id, agreement=0.0, decided_by=""
+    )
 
 
 def finish(future: Future) -> Answer:
     """Combine what arrived; the default, with its reason, when nothing did or it is not sure enough."""
     asked: Asked = future.extra
     question = asked.question
-    arrived: dict[VersionedModel, Prediction] = {}
-    missing: list[VersionedModel] = []
-    for i, model in enumerate(asked.plan.models):
-        if future.status(i) is Status.OK:
-            arrived[model] = Prediction(future.output(i), future.confidence(i))
-        else:
-            missing.append(model)
-    if missing and not arrived and future.status() is Status.FORKED:
-        raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
-    combined = combine(question.policy, asked.state, question.means, arrived, missing)
+    try:
+        outcome = _heard(future, asked) if asked.hearing is None else asked.hearing.outcome(future, asked)
+    except PolicyFailed as failure:
+        return default_answer(future, question, failure.message)
+    arrived, missing, combined, decided_by = outcome
     reason = ""
     if not combined.used:
         reason = _why_nothing(future, asked, arrived)
@@ -121,10 +167,11 @@ def finish(future: Future) -> Answer:
         reason = too_unsure(combined.confidence, question)
     id = f"{question.node}-{future.id:x}"
     if question.window is not None and arrived:
-        question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, tuple(asked.late))
+        late = tuple(asked.late) if asked.hearing is None else (*asked.late, *asked.hearing.late(future, arrived))
+        question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, late)
     output = question.default if reason else combined.output
     if question.lineup is not None:
-        question.lineup.count(future, asked.plan, arrived, combined, reason, asked.late)
+        question.lineup.count(future, asked.models, arrived, combined, reason, asked.late, missing)
     for decoy in question.decoys:
         decoy.said(future.id, id, output, bool(reason))
     return Answer(
@@ -137,7 +184,30 @@ def finish(future: Future) -> Answer:
         latency_us=future.latency_us,
         id=id,
         agreement=combined.agreement,
+        decided_by=decided_by,
     )
+
+
+Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Combined, str]
+
+
+def _heard(future: Future, asked: Asked) -> Outcome:
+    """-> what arrived, who is missing, the policy's combination, and by which rule."""
+    arrived: dict[VersionedModel, Prediction] = {}
+    missing: list[VersionedModel] = []
+    for i, model in enumerate(asked.plan.models):
+        if future.status(i) is Status.OK:
+            arrived[model] = Prediction(future.output(i), future.confidence(i))
+        else:
+            missing.append(model)
+    if missing and not arrived:
+        refuse_fork(future, asked.question)
+    return arrived, missing, combine(asked.question.policy, asked.state, asked.question.means, arrived, missing), "all"
+
+
+def refuse_fork(future: Future, question: Question) -> None:
+    if future.status() is Status.FORKED:
+        raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
 
 
 NO_FINITE_VALUE = "the output of {} is not a finite value"
@@ -148,6 +218,8 @@ def too_unsure(confidence: float, question: Question) -> str:
 
 
 def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Prediction]) -> str:
+    if asked.hearing is not None:
+        return asked.hearing.why_nothing(future, arrived)
     if arrived:
         return NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
     whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
@@ -165,6 +237,7 @@ _WHYS: dict[Status, Callable[[str], str]] = {
     Status.CLOSED: lambda model: "the server is shutting down",
     Status.FORKED: lambda model: "this process is a fork; start a server of its own",
     Status.TOO_LARGE: lambda model: f"the input of {model} is larger than a frame may be",
+    Status.UNNEEDED: lambda model: f"{model} was not needed any more",
 }
 
 

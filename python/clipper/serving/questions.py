@@ -2,39 +2,50 @@
 
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from clipper.catalog import Catalog, View
-from clipper.errors import ClipperError, InvalidInput, UnknownApplication
+from clipper.errors import ClipperError, InvalidInput, PolicyFailed, TypeConflict, UnknownApplication
+from clipper.selection import policy_named
+from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
 from clipper.serving.processor import Question
 from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
+from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
 from clipper.serving.stragglers import averages
 from clipper.serving.tally import Tally
 from clipper.serving.teaching import Teaching
-from clipper.types import Application, PredictionRequest, VersionedModel
+from clipper.types import Application, InputType, PredictionRequest, VersionedModel
+from clipper_core.histogram import Snapshot
 
 _log = logging.getLogger(__name__)
+DEFAULT_POLICY = "ensemble"
 _QUESTIONS_MAX = 4096  # distinct sets of candidate models kept resolved
 
 
 class Questions:
     """Threads: any. What it hands out is never changed, only replaced."""
 
-    def __init__(self, catalog: Catalog, running: RunningModels, learning: Learning, recorder: Recorder, teaching: Teaching) -> None:
+    def __init__(
+        self, catalog: Catalog, running: RunningModels, learning: Learning, recorder: Recorder, teaching: Teaching,
+        deciding: Deciding,
+    ) -> None:  # fmt: skip
         self._catalog = catalog
         self._running = running
         self._learning = learning
         self._recorder = recorder
         self._teaching = teaching
+        self._deciding = deciding
         self._tallies: dict[str, Tally] = {}
         self._node = secrets.token_hex(4)
         self._by_name: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
+        self._refused: dict[VersionedModel, Snapshot] = {}  # floors of guaranteed times: their latencies then
 
     def of(self, name: str) -> Question:
         """Of an application. Raises UnknownApplication."""
@@ -48,6 +59,33 @@ class Questions:
         if request.application is not None and not request.candidate_models:
             return self.of(request.application)
         return self._of_candidates(request)
+
+    def check(self, name: str, settings: Mapping[str, Any], *, measured: bool = True) -> None:
+        """Whether an application, changed or made by these settings, has a policy and a decider that fit its models, its input
+        and its time. measured: a guaranteed time must be known to hold now; else it is only logged. Raises InvalidInput,
+        UnknownModel, TypeConflict, PolicyFailed."""
+        view = self._catalog.view
+        known = view.applications.get(name) or Application(name)
+        if not {"models", "policy", "decider", "slo_ms", "input"} & set(settings):
+            return
+        models = [view.model(link) for link in settings.get("models", known.models)]
+        policy, decider = settings.get("policy", known.policy), settings.get("decider", known.decider)
+        if models:
+            input = settings.get("input") or models[0].input
+            found = policy_named(policy)
+            found.init([model.id for model in models])  # what it raises, it raises here and not in a query
+            if not found.accepts_input_type(InputType.parse(input)):
+                raise TypeConflict(f"policy {policy!r} of application {name!r} does not take inputs of {input}.")
+        schedule = check_decider(name, decider, [model.id for model in models])
+        slo_ms = settings.get("slo_ms", known.slo_ms)
+        check_times(name, schedule, slo_ms)
+        try:
+            cores = {model.id: self._running.ensure(model).core for model in models}
+            check_guarantee(name, schedule, slo_ms, cores, self._refused)
+        except InvalidInput as error:
+            if measured:
+                raise
+            _log.warning("%s", error)
 
     def resolve(self, view: View) -> None:
         """The catalog has changed."""
@@ -83,7 +121,7 @@ class Questions:
                 _log.warning("application %r: %s", app.name, error)
         cast = Cast(roles, question.models) if roles else None
         lineup = tally.lineup(question.models, cast)
-        return msgspec.structs.replace(
+        cast_question = msgspec.structs.replace(
             question,
             window=self._learning.window if question.window is None and app.roles else question.window,
             lineup=lineup,
@@ -91,6 +129,7 @@ class Questions:
             decoys=tuple(decoys),
             means=tally.means if averages(question.policy) and app.missing == "mean" else None,
         )
+        return msgspec.structs.replace(cast_question, speculation=self._speculation_of(app, cast_question))
 
     def _resolved(self, view: View, app: Application) -> Question:
         models = []
@@ -101,11 +140,22 @@ class Questions:
                 _log.warning("application %r: %s", app.name, error)
         ids = tuple(dict.fromkeys(model.id for model in models))
         cores = {model.id: (self._running.get(model.id) or self._running.ensure(model)).core for model in models}
-        policy, learner, window = self._learning.learner(app.name, app.policy, ids)
+        try:
+            policy, learner, window = self._learning.learner(app.name, app.policy, ids)
+        except (InvalidInput, PolicyFailed) as error:  # of a class that was in order when it was set, perhaps by another server
+            _log.error("application %r: %s It combines by %r until that is mended.", app.name, error, DEFAULT_POLICY)
+            policy, learner, window = self._learning.learner(app.name, DEFAULT_POLICY, ids)
         return Question(
             app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window,
             teaching=self._teaching,
         )  # fmt: skip
+
+    def _speculation_of(self, app: Application, question: Question) -> Speculation | None:
+        try:
+            return speculation_of(app.decider, question, self._deciding)
+        except InvalidInput as error:
+            _log.error("application %r: %s It waits for all its models until that is mended.", app.name, error)
+            return None
 
     def _of_candidates(self, request: PredictionRequest) -> Question:
         """The question of a request that names its candidate models itself."""

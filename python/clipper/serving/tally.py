@@ -9,13 +9,13 @@ import math
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from clipper.selection import Combined, Observation, Plan, Prediction
+from clipper.selection import Combined, Observation, Prediction
 from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
 from clipper.serving.roles import PRIMARY, Cast
 from clipper.serving.sketch import Bucket
@@ -200,10 +200,10 @@ class Lineup:
                 late.append((model, future))
 
     def count(
-        self, future: Future, plan: Plan, arrived: Mapping[VersionedModel, Prediction], combined: Combined, reason: str,
-        late: Late,
+        self, future: Future, models: Sequence[VersionedModel], arrived: Mapping[VersionedModel, Prediction], combined: Combined,
+        reason: str, late: Late, missing: Collection[VersionedModel],
     ) -> None:  # fmt: skip
-        """One answer, on the thread that asked for it."""
+        """One answer, on the thread that asked for it. models: asked, task by task."""
         tally = self.tally
         used = combined.used
         if reason:
@@ -216,16 +216,16 @@ class Lineup:
         else:
             for model in used:
                 self._used[model]()
-        if len(arrived) != len(plan.models):
-            self._count_missing(future, plan, arrived)
+        if missing:
+            self._count_missing(future, models, missing)
         if len(arrived) > 1:
             tally.compare(arrived, combined.output)
         if late:
             tally.watched.add(arrived, combined.output, late)
 
-    def _count_missing(self, future: Future, plan: Plan, arrived: Mapping[VersionedModel, Prediction]) -> None:
-        for i, model in enumerate(plan.models):
-            if model not in arrived:
+    def _count_missing(self, future: Future, models: Sequence[VersionedModel], missing: Collection[VersionedModel]) -> None:
+        for i, model in enumerate(models):
+            if model in missing:
                 status = future.status(i)
                 self.tally.missing(model, status)
                 if status in _OVERLOAD:

@@ -23,8 +23,8 @@ import numpy as np
 from clipper.errors import ClipperError
 from clipper.selection import Observation
 from clipper.types import VersionedModel
-from clipper_core.engine import Engine
 from clipper_core.correction import encode_feedback
+from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)

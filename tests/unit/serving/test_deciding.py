@@ -1,0 +1,207 @@
+"""Deciders of the user's own at work: what they may do wrong, and whom it costs."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from clipper.selection import AnswerFrom, View, Wait
+from clipper.selection.own import Faults
+from clipper.serving.deciding import OWN_STEP, THREADS_MAX, Deciding, Listener, view_of
+from clipper.types import VersionedModel
+from clipper_core.status import Status
+
+A, B, C = (VersionedModel(name, 1) for name in "abc")
+PATIENCE_S = 10.0
+
+
+class Asked:
+    """A query, as the core has it: who has arrived, and what was ruled."""
+
+    def __init__(self) -> None:
+        self.statuses = [Status.PENDING] * 3
+        self.outputs: list[Any] = [None] * 3
+        self.ruled: tuple[int, int] | None = None
+        self.decided = threading.Event()
+        self.id = 7
+        self.told: list[Callable[[Any], None]] = []
+
+    def done(self) -> bool:
+        return self.decided.is_set()
+
+    def status(self, i: int) -> Status:
+        return self.statuses[i]
+
+    def output(self, i: int) -> Any:
+        return self.outputs[i]
+
+    def confidence(self, i: int) -> None:
+        return None
+
+    def on_vote(self, fn: Callable[[Any], None]) -> None:
+        self.told.append(fn)
+
+    def rule(self, step: int, used: int) -> bool:
+        if self.done():
+            return False
+        self.ruled = (step, used)
+        self.decided.set()
+        return True
+
+    def arrives(self, i: int, output: Any, status: Status = Status.OK) -> None:
+        self.statuses[i], self.outputs[i] = status, output
+        for fn in self.told:
+            fn(self)
+
+
+@dataclass
+class Speculating:
+    """What is read of a hearing."""
+
+    decide: Callable[[View], Any]
+    slo_us: int = 10_000_000
+    models: tuple[VersionedModel, ...] = (A, B, C)
+    begun_s: float = field(default_factory=time.monotonic)
+    faults: Faults = field(default_factory=lambda: Faults("decider 'd'"))
+
+    @property
+    def speculation(self) -> "Speculating":
+        return self
+
+    def own(self, state: Any, view: View) -> Any:
+        return self.decide(view)
+
+
+@pytest.fixture
+def deciding() -> Iterator[Deciding]:
+    made = Deciding()
+    yield made
+    made.close()
+
+
+def listen(deciding: Deciding, decide: Callable[[View], Any], slo_us: int = 10_000_000) -> tuple[Asked, Speculating]:
+    future, hearing = Asked(), Speculating(decide, slo_us)
+    deciding.listen(Listener(future, hearing, None))  # type: ignore[arg-type]
+    return future, hearing
+
+
+def two(view: View) -> Wait | AnswerFrom:
+    return AnswerFrom(tuple(view.arrived)) if len(view.arrived) >= 2 else Wait()
+
+
+def test_it_is_asked_after_each_arrival(deciding: Deciding) -> None:
+    future, _ = listen(deciding, two)
+    future.arrives(2, 7)
+    future.arrives(0, 8)
+    assert future.decided.wait(PATIENCE_S)
+    assert future.ruled == (OWN_STEP, 0b101)
+
+
+def test_what_it_sees() -> None:
+    future, hearing = Asked(), Speculating(two)
+    future.statuses = [Status.OK, Status.MODEL_ERROR, Status.PENDING]
+    future.outputs[0] = 7
+    view = view_of(future, hearing, hearing.begun_s + 0.25)  # type: ignore[arg-type]
+    assert (view.models, list(view.arrived), view.failed, view.outstanding) == ((A, B, C), [A], (B,), (C,))
+    assert (view.arrived[A].output, view.elapsed_ms, view.slo_ms) == (7, pytest.approx(250), 10_000)
+    future.outputs[0] = float("nan")
+    assert view_of(future, hearing, 0.0).failed == (A, B), "no answer is made of it"  # type: ignore[arg-type]
+
+
+def test_it_is_asked_when_it_said(deciding: Deciding) -> None:
+    seen: list[float] = []
+
+    def patient(view: View) -> Wait | AnswerFrom:
+        seen.append(view.elapsed_ms)
+        return AnswerFrom(tuple(view.arrived)) if view.elapsed_ms >= 30 else Wait(until_ms=30)
+
+    future, _ = listen(deciding, patient)
+    future.arrives(1, 7)
+    assert future.decided.wait(PATIENCE_S)
+    assert future.ruled == (OWN_STEP, 0b010)
+    assert all(elapsed < 30 for elapsed in seen[:-1])
+
+
+@pytest.mark.parametrize("said", ["yes", None, AnswerFrom(()), AnswerFrom((C,)), Wait(float("nan")), KeyError("x")])
+def test_what_makes_no_sense_ends_its_say(deciding: Deciding, said: Any, caplog: pytest.LogCaptureFixture) -> None:
+    asked = threading.Event()
+    count = []
+
+    def wrong(view: View) -> Any:
+        if not view.arrived:
+            return Wait()
+        count.append(1)
+        asked.set()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    with caplog.at_level(logging.ERROR):
+        future, _ = listen(deciding, wrong)
+        future.arrives(0, 7)
+        assert asked.wait(PATIENCE_S)
+        other, _ = listen(deciding, two)
+        other.arrives(0, 7)
+        other.arrives(1, 7)
+        assert other.decided.wait(PATIENCE_S)
+        while "decide failed (1 times so far)" not in caplog.text:  # on another thread
+            threading.Event().wait(0.001)
+        future.arrives(1, 7)
+    assert future.ruled is None
+    assert count == [1], "it is not asked about this query again"
+
+
+def test_one_that_hangs_costs_nobody_else(deciding: Deciding, caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+    entered = threading.Semaphore(0)
+
+    def hangs(view: View) -> Wait:
+        entered.release()
+        release.wait(60)
+        return Wait()
+
+    try:
+        for _ in range(THREADS_MAX):
+            listen(deciding, hangs, slo_us=1000)
+            assert entered.acquire(timeout=PATIENCE_S)
+        while time.monotonic() < max(deciding._at_work.values()):  # their queries' time
+            threading.Event().wait(0.001)
+        with caplog.at_level(logging.ERROR):
+            future, _ = listen(deciding, two)
+            future.arrives(0, 7)
+            future.arrives(1, 7)
+            assert future.decided.wait(PATIENCE_S)
+        assert "has not returned in its query's time; another thread goes on" in caplog.text
+    finally:
+        release.set()
+
+
+def test_those_that_are_lost_are_counted_until_they_return(deciding: Deciding) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def hangs(view: View) -> Wait:
+        entered.set()
+        release.wait(60)
+        return Wait()
+
+    listen(deciding, hangs, slo_us=1)
+    assert entered.wait(PATIENCE_S)
+    while time.monotonic() < max(deciding._at_work.values()):
+        threading.Event().wait(0.001)
+    listen(deciding, two)
+    assert deciding._lost == 1
+    release.set()
+    while deciding._lost:
+        threading.Event().wait(0.001)
+
+
+def test_once_closed_nobody_is_asked(deciding: Deciding) -> None:
+    deciding.close()
+    future, _ = listen(deciding, lambda view: AnswerFrom(tuple(view.arrived)))
+    future.arrives(0, 7)
+    assert future.ruled is None
+    assert not deciding._threads
