@@ -1,4 +1,4 @@
-"""python -m bench NAME [--json|--markdown] [--quick] [--rows A,B] [--strict]: one module of bench/system or bench/paper."""
+"""python -m bench NAME [--json|--markdown] [--quick] [--rows A,B] [--plot DIR] [--strict]: of bench/system or bench/paper."""
 
 import argparse
 import importlib
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md")
     parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (those of engine: see its table)")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures of it, where it has any (figure7, figure8, selection)")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
     options = parser.parse_args()
     if options.name not in known:
@@ -51,7 +52,13 @@ def main() -> int:
         if options.rows and "rows" not in inspect.signature(question).parameters:
             print(f"{options.name!r} has no --rows", file=sys.stderr)
             return 2
-        rows = question(options.quick, options.rows.split(",")) if options.rows else question(options.quick)
+        settings: dict[str, object] = {"rows": options.rows.split(",")} if options.rows else {}
+        if options.plot is not None:
+            if "plot" not in inspect.signature(question).parameters:
+                print(f"{options.name!r} has no --plot", file=sys.stderr)
+                return 2
+            settings["plot"] = options.plot
+        rows = question(options.quick, **settings)
     except UnknownRows as unknown:
         print(unknown, file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,6 +33,9 @@ from bench.harness import (
     tell,
     window_ns,
 )
+from bench.paper import figure8, peers, plots
+from bench.paper.runs import in_parallel
+from bench.paper.worlds import WORLDS
 from bench.system import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
@@ -249,6 +253,45 @@ def test_what_is_not_installed_or_not_built_is_named(monkeypatch: pytest.MonkeyP
     assert servers.settings("shm") == "not in this build: no configuration key 'shared_memory'"
     with bare.bare() as program:
         assert program is None
+
+
+def test_peers_and_plots_that_are_not_installed_say_how_to_install_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    curves = {name: np.zeros((2, 20_000)) for name in (*figure8.POLICIES, *figure8.PAPER)}
+    rows = {one.name: one for one in figure8.cumulative(curves)}
+    assert "pip install 'clipper-serving[peers]'" in rows["Vowpal Wabbit SquareCB: error of 20 K queries"].missing
+    assert rows["stacking: error of 20 K queries"].met
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    plots.curves(tmp_path / "x.png", "x", {"a": np.zeros(1000)})
+    assert "pip install 'clipper-serving[plot]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_come_back_in_their_order_from_other_processes() -> None:
+    assert in_parallel("powers", pow, [(2, n) for n in range(9)]) == [2**n for n in range(9)]
+    assert in_parallel("powers", pow, [(2, 3)]) == [8]
+
+
+def test_a_recovery_is_counted_from_the_change() -> None:
+    world = WORLDS["base"]
+    curve = np.full(world.queries, 0.2)
+    curve[world.begins : world.begins + 400] = 0.9
+    curve[world.begins + 400 : world.ends] = 0.26
+    curve[world.ends : world.ends + 100] = 1.0
+    rows = figure8.recovery(dict.fromkeys(figure8.RECOVERING, curve[None]))
+    found = {one.name: one.value for one in rows}
+    assert 380 <= found["stacking: queries to recover from the failure"] <= 400
+    assert 90 <= found["stacking: queries to recover from the return"] <= 100
+
+
+def test_only_a_question_with_pictures_takes_a_folder_for_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "deadlines", "--plot", "x"])
+    assert bench.__main__.main() == 2
+    assert "'deadlines' has no --plot" in capsys.readouterr().err
 
 
 def test_rows_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("lz4",),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider",),
-    ("column",),
+    ("column", "linear"),
     ("delivery", "clock_cache", "codec"),
     ("hearing",),
     ("task", "correction", "output"),

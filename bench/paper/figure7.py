@@ -1,6 +1,7 @@
 """Figure 7: five classifiers on the digits: how far their agreement, and the calibrated confidence, tell of errors."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.svm import SVC
 
 from bench.harness import Goal, Row, Sample, row
+from bench.paper import plots
+from bench.paper.runs import in_parallel
 from clipper.selection import Observation, Prediction, Query, Truth, policy_named
 from clipper.types import VersionedModel
 
@@ -21,9 +24,11 @@ TRAINED = 200  # rows each classifier sees; the rest is the stream
 BINS = 20
 
 
-def main(quick: bool) -> list[Row]:
+def main(quick: bool, plot: Path | None = None) -> list[Row]:
     seeds = range(2 if quick else 20)
-    found = [once(seed) for seed in seeds]
+    found = in_parallel("figure 7", once, [(seed,) for seed in seeds])
+    if plot is not None:
+        draw(plot, found)
     rows = []
     for name in ("stacking", "exp4", "ensemble"):
         error = Sample(tuple(one[name]["error"] for one in found))
@@ -32,14 +37,26 @@ def main(quick: bool) -> list[Row]:
                         Goal("at_most", 1.05) if name == "stacking" else None))  # fmt: skip
         alike = Sample(tuple(one[name]["all agree"] for one in found))
         goal = Goal("at_most", 0.25) if name == "stacking" else None
-        rows.append(row(f"{name}: error when all five agree", alike, "", "its error", error, goal))
+        rows.append(row(f"{name}: error when all five agree", alike, "", "its error", error, goal,
+                        bounded_by="errors that all five classifiers make alike: no policy hears of another label"))  # fmt: skip
         share = Sample(tuple(one[name]["share"] for one in found))
         rows.append(row(f"{name}: share of queries on which all agree", share, ""))
         ece = Sample(tuple(one[name]["ece"] for one in found))
         raw = Sample(tuple(one[name]["ece of agreement"] for one in found))
         goal = Goal("value_at_most", 0.015) if name == "stacking" else None
+        least = Sample(tuple(one[name]["ece if it were true"] for one in found))
         rows.append(row(f"{name}: calibration error of the confidence", ece, "", "of the agreement", raw, goal))
+        rows.append(row(f"{name}: the same, if each confidence were exactly true", least, ""))
     return rows
+
+
+def draw(folder: Path, found: list[dict[str, dict[str, float]]]) -> None:
+    shown = {"error": "error", "error, all five agree": "all agree", "ECE": "ece", "ECE of agreement": "ece of agreement"}
+    groups = {
+        name: {label: float(np.median([one[name][key] for one in found])) for label, key in shown.items()}
+        for name in ("stacking", "exp4", "ensemble")
+    }
+    plots.bars(folder / "figure7.png", f"Five classifiers on digits, {TRAINED} rows each; {len(found)} splits", groups)
 
 
 def classifiers(seed: int) -> list[Any]:
@@ -79,8 +96,15 @@ def stream(name: str, said: Array, labels: Array) -> dict[str, float]:
         "all agree": float(wrong[alike].mean()),
         "share": float(alike.mean()),
         "ece": calibration_error(np.array([answer.confidence for answer in answers]), ~wrong),
+        "ece if it were true": expected_if_true(np.array([answer.confidence for answer in answers])),
         "ece of agreement": calibration_error(agreement, ~wrong),
     }
+
+
+def expected_if_true(confidence: Array) -> float:
+    """What `calibration_error` comes to, by chance alone, when answers are right as often as their confidence says."""
+    rng = np.random.default_rng(0)
+    return float(np.mean([calibration_error(confidence, rng.random(len(confidence)) < confidence) for _ in range(10)]))
 
 
 def calibration_error(confidence: Array, right: Array) -> float:

@@ -58,6 +58,23 @@ def stream(world: World, seed: int) -> tuple[Array, Array]:
     return labels, np.where(wrong, astray, labels[:, None])
 
 
+@dataclass(frozen=True)
+class Contexts:
+    """Models that are good at queries of some features: each errs by .4 less .35 times how far the features point its way."""
+
+    queries: int = 5_000
+    models: int = 3
+    features: int = 4
+
+
+def contexts(world: Contexts, seed: int) -> tuple[Array, Array]:
+    """-> features f64[queries, features], error rates f64[queries, models]"""
+    rng = np.random.default_rng(seed)
+    features = rng.uniform(-1, 1, (world.queries, world.features))
+    ways = rng.standard_normal((world.features, world.models))
+    return features, np.clip(0.4 - 0.35 * features @ (ways / np.linalg.norm(ways, axis=0)), 0.02, 0.98)
+
+
 def oracle(world: World) -> float:
     """Expected error of whoever knows the best model of each phase."""
     return float(error_rates(world).min(axis=1).mean())

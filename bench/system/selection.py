@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ POLICIES = ("exp3", "squarecb", "exp4", "stacking")
 MANY = 1000
 
 
-def main(quick: bool) -> list[Row]:
-    return feedback(quick) + figure8.main(quick) + figure7.main(quick)
+def main(quick: bool, plot: Path | None = None) -> list[Row]:
+    return feedback(quick) + figure8.main(quick, plot) + figure7.main(quick, plot)
 
 
 def feedback(quick: bool) -> list[Row]:

@@ -238,6 +238,7 @@ class Catalog:
         roles: Mapping[str, str] | None = None,
         missing: str = "mean",
         decider: str = "all",
+        coverage: float | None = None,
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
         TypeConflict when a model takes other inputs."""
@@ -245,7 +246,7 @@ class Catalog:
         app = Application(
             _checked(check_name, name, "application"), links, slo_ms, plain(default),
             ANY if input is None else _checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
-            dict(roles or {}), missing, decider,
+            dict(roles or {}), missing, decider, coverage,
         )  # fmt: skip
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
@@ -258,8 +259,9 @@ class Catalog:
         return self._change(change)
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
-        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing, decider."""
-        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min", "roles", "missing", "decider")
+        """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing, decider,
+        coverage."""
+        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min", "roles", "missing", "decider", "coverage")
         if unknown := sorted(set(changes) - set(known)):
             raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
         if "models" in changes:

@@ -170,6 +170,9 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
     roles: Annotated[tuple[str, ...], _about("what models do that are no primaries, each as `svm:2 = shadow`")] = ()
     missing: Annotated[Literal["mean", "skip"], _about("a number missing at the deadline: its model's mean, or none")] = "mean"
     decider: Annotated[str, _about("when to answer, as `majority within 12 ms, else floor(fast)`")] = "all"
+    coverage: Annotated[
+        float | None, _about("share of the answers whose set of labels, or interval, holds the truth", "share", ge=0.5, le=0.999)
+    ] = None
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from clipper.errors import (
 )
 from clipper.frontend.streaming import Streaming
 from clipper.manage.deployment import Deployment, type_of
-from clipper.selection import policy_named
+from clipper.selection import covering, policy_named
 from clipper.serving.address import listen
 from clipper.serving.application import ApplicationHandle, array_slo_in_us, slo_in_us
 from clipper.serving.arrays import predict_array
@@ -36,13 +36,13 @@ from clipper.serving.scaling import replica_bounds
 from clipper.serving.stragglers import check_missing
 from clipper.state_dir import StateDir
 from clipper.store import open_store
-from clipper.types import Batching, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.types import Application, Batching, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
-_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing", "decider")
+_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing", "decider", "coverage")
 
 
 class ClipperServer(Streaming):
@@ -214,8 +214,9 @@ class ClipperServer(Streaming):
 
         models: linked models, `svm` or `svm:3`.  settings: slo_ms, default, policy ("stacking", "exp3(eta=0.05)"),
         confidence_min, input, roles ({"svm:2": "canary", "forest": "shadow", "new": "challenger(share=0.1)", "saw": "decoy"};
-        docs/selection.md), missing ("mean": a number that is missing at the deadline is its model's mean; or "skip").
-        decider ("majority within 12 ms, else first": when to answer). A policy or decider of your own is "package.module:Class".
+        docs/selection.md), missing ("mean": a number that is missing at the deadline is its model's mean; or "skip"),
+        decider ("majority within 12 ms, else first": when to answer), coverage (0.9: `Answer.set` holds the truth nine times in
+        ten). A policy or decider of your own is "package.module:Class".
         Raises UnknownModel, TypeConflict, InvalidInput.
         """
         return self._app(name, models, settings)
@@ -225,8 +226,9 @@ class ClipperServer(Streaming):
         measured: bool = True,
     ) -> ApplicationHandle:  # fmt: skip
         self._check_open()
-        if "policy" in settings:
-            policy_named(settings["policy"])
+        if "policy" in settings or "coverage" in settings:
+            known = self.catalog.view.applications.get(name, Application(name))
+            policy_named(covering(settings.get("policy", known.policy), settings.get("coverage", known.coverage)))
         if unknown := sorted(set(settings) - set(_APP_SETTINGS)):
             guess = did_you_mean(unknown[0], _APP_SETTINGS) or "."
             hint = f"Settings: {', '.join(_APP_SETTINGS)}."
@@ -262,7 +264,7 @@ class ClipperServer(Streaming):
         slo_us = question.slo_us
         if request.slo_ms is not None:
             slo_us = slo_in_us(request.slo_ms, self.config.limits.slo_ms_max)
-        return predict(question, request.input, request.user, slo_us, request.salt)
+        return predict(question, request.input, request.user, slo_us, request.salt, request.context)
 
     def schedule_predictions(
         self,
@@ -314,5 +316,5 @@ class ClipperServer(Streaming):
         for name, app in self.config.apps.items():
             settings = {"slo_ms": app.slo_ms, "default": app.default, "policy": app.policy, "decider": app.decider,
                         "confidence_min": app.confidence_min, "roles": roles_in(app.roles), "missing": app.missing,
-                        **({"input": app.input} if app.input else {})}  # fmt: skip
+                        "coverage": app.coverage, **({"input": app.input} if app.input else {})}  # fmt: skip
             self._app(name, app.models, settings, measured=False)

@@ -188,6 +188,7 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
 
     input: one row, not a batch.  candidate_models: `svm`, `svm:3`; used instead of the application's links.
     user: whose selection state applies.  slo_ms: overrides the application's.  salt: another salt, another cache entry.
+    context: f64[d], d up to 32, for contextual policies.
     """
 
     input: Any
@@ -196,6 +197,7 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     user: str | None = None
     slo_ms: float | None = None
     salt: int = 0
+    context: Any = None
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
@@ -205,6 +207,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     agreement: how far the models agree, 0 to 1.  is_default: nobody was heard in time, or not surely enough; `reason` says why.
     models: whose predictions were used.  missing: asked, but not heard; those that were not needed any more are not missing.
     decided_by: the step of the application's decider that decided, as `majority` or `floor(fast)`; empty when nobody was heard.
+    set: labels, the answer first, or (low, high), that hold the truth as often as the application's `coverage` says.
     """
 
     output: Any
@@ -217,6 +220,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     id: str = ""
     agreement: float = 1.0
     decided_by: str = "all"
+    set: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         output = repr(self.output)
@@ -350,6 +354,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     confidence_min: a less sure answer is replaced by the default.  roles: of models that are no primaries, and decoys.
     missing: "mean": a number that is missing at the deadline is its model's mean; "skip": it is left out.
     decider: when to answer, as `majority within 12 ms, else first`.
+    coverage: share of answers whose `set` holds the truth; None: no sets.
     """
 
     name: str
@@ -363,6 +368,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     roles: dict[str, str] = {}
     missing: str = "mean"
     decider: str = "all"
+    coverage: float | None = None
 
     @property
     def slo_us(self) -> int:

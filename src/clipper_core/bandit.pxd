@@ -27,6 +27,7 @@ cdef struct RuleState:
     double floor        # least probability of a model
     double discount     # of what was known, an observation
 
+cdef double _random(u64* state) noexcept nogil     # in (0, 1), from a stream that the query's uniform number starts
 cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double seen, double uniform, double* p) noexcept nogil
 # ^ the model to ask; p[k] gets the probability of each (of the chosen one alone where the others' are not known)
 cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, const double* losses, u32 chosen, double p,

@@ -9,17 +9,22 @@ from typing import Any
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.selection import own
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
+from clipper.selection.contextual import LinTs, LinUcb, features_of
 from clipper.selection.deciding import AnswerFrom, Decider, DecidingPolicy, View, Wait
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
 from clipper.selection.fixed import Fixed
+from clipper.selection.learned import LearningPolicy
 from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
+from clipper.selection.regression import Ridge
+from clipper.selection.sets import checked_coverage, covering
 from clipper.selection.speculation import Schedule, Step, decider_named
 from clipper.selection.weighted import AbSplit, StaticWeights
 
 _CLASSES = (
     Fixed, Ensemble, AbSplit, StaticWeights,
     Exp3, Exp4, Stacking, SquareCB, Thompson, KlUcb, TsallisInf, LogOdds, EpsilonGreedy,
+    LinUcb, LinTs, Ridge,
 )  # fmt: skip
 POLICIES: dict[str, type[Any]] = {policy.name: policy for policy in _CLASSES}
 
@@ -36,12 +41,18 @@ def policy_named(text: str) -> Policy:
         raise InvalidInput(f"no policy {name!r}{guess}", hint=f"Policies: {', '.join(sorted(POLICIES))}.")
     settings = _settings(text, name, rest) if open else {}
     known = inspect.signature(POLICIES[name]).parameters
+    coverage = settings.pop("coverage", None)
     for setting in settings:
         if setting not in known:
             guess = did_you_mean(setting, known) or "."
             hint = f"Its settings: {', '.join(known)}." if known else f"{name} has no settings."
             raise InvalidInput(f"policy {name!r} has no setting {setting!r}{guess}", hint=hint)
     policy: Policy = POLICIES[name](**settings)
+    if coverage is not None:
+        if not isinstance(policy, LearningPolicy):
+            hint = "Choose one that does: policy='stacking'."
+            raise InvalidInput(f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.", hint=hint)
+        policy.coverage = checked_coverage(coverage)
     return policy
 
 
@@ -78,6 +89,8 @@ __all__ = [
     "Exp4",
     "Fixed",
     "KlUcb",
+    "LinTs",
+    "LinUcb",
     "LogOdds",
     "Observation",
     "Plan",
@@ -85,6 +98,7 @@ __all__ = [
     "Prediction",
     "Predictions",
     "Query",
+    "Ridge",
     "Schedule",
     "SquareCB",
     "Stacking",
@@ -95,7 +109,9 @@ __all__ = [
     "TsallisInf",
     "View",
     "Wait",
+    "covering",
     "decider_named",
+    "features_of",
     "own_decider",
     "policy_named",
 ]

@@ -11,8 +11,9 @@ import numpy as np
 
 from clipper.errors import InvalidInput
 from clipper.selection.learned import Array, Learned, LearningPolicy
-from clipper.selection.policy import NOTHING, Combined, Plan, Predictions, Query, is_usable, sound_confidence
-from clipper.selection.votes import in_order
+from clipper.selection.policy import NOTHING, Combined, Plan, Prediction, Predictions, Query, is_usable, sound_confidence
+from clipper.selection.sets import Chances
+from clipper.selection.votes import in_order, label_key
 from clipper.types import VersionedModel
 from clipper_core.bandit import Rule, RuleKind
 
@@ -42,9 +43,14 @@ class Bandit(LearningPolicy):
     def combine(self, state: Learned, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
         for model in in_order(arrived):
             if is_usable(arrived[model].output):
-                _, raw = self.raw_confidence(state, {model: arrived[model]}, ())
-                return Combined(arrived[model].output, self.sureness(state, raw), (model,))
+                return self._alone(state, model, arrived[model])
         return NOTHING
+
+    def _alone(self, state: Learned, model: VersionedModel, said: Prediction) -> Combined:
+        heard = {model: said}
+        _, raw = self.raw_confidence(state, heard, ())
+        found = Combined(said.output, self.sureness(state, raw), (model,))
+        return self.with_set(state, found, lambda: self.chances(state, heard, ()))
 
     def raw_confidence(
         self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]
@@ -56,6 +62,11 @@ class Bandit(LearningPolicy):
                     return prediction.output, sound_confidence(prediction.confidence)
                 return prediction.output, self._accuracy(state, model)
         return None, 0.0
+
+    def chances(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> Chances:
+        output, raw = self.raw_confidence(state, heard, missing)
+        sure = self.sureness(state, raw)
+        return Chances({label_key(output): (output, sure)}, (1.0 - sure) / max(state.classes - 1.0, 1.0))
 
     def _accuracy(self, state: Learned, model: VersionedModel) -> float:
         return 0.5

@@ -13,6 +13,7 @@ import numpy as np
 from clipper.selection.bandits import log_mean, within
 from clipper.selection.learned import Array, Learned, LearningPolicy
 from clipper.selection.policy import NOTHING, Combined, Observation, Plan, Predictions, Query, is_number, sound_confidence
+from clipper.selection.sets import Chances
 from clipper.selection.votes import Votes, combine, in_order, label_key, scores, usable
 from clipper.types import VersionedModel
 from clipper_core.bandit import Rule, RuleKind
@@ -32,13 +33,14 @@ class Experts(LearningPolicy):
             return NOTHING
         if len({*arrived, *missing}) == 1:
             ((model, only),) = votes.items()
-            return Combined(only.output, sound_confidence(only.confidence), (model,))
+            found = Combined(only.output, sound_confidence(only.confidence), (model,))
+            return self.with_set(state, found, lambda: self.chances(state, arrived, missing))
         weights = self.weights(state, {*arrived, *missing})
         found = combine(votes, weights, sum(weights.values()))
-        if is_number(found.output):
-            return found
-        raw = self._raw(state, votes, weights, found)
-        return Combined(found.output, self.sureness(state, raw), found.used, found.agreement)
+        if not is_number(found.output):
+            raw = self._raw(state, votes, weights, found)
+            found = Combined(found.output, self.sureness(state, raw), found.used, found.agreement)
+        return self.with_set(state, found, lambda: self._chances(state, votes, weights))
 
     def weights(self, state: Learned, models: set[VersionedModel]) -> dict[VersionedModel, float]:
         """Of the votes; a model that the state does not know yet weighs as much as the mean."""
@@ -59,6 +61,17 @@ class Experts(LearningPolicy):
 
     def _raw(self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float], found: Combined) -> float:
         return found.confidence
+
+    def chances(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> Chances:
+        return self._chances(state, usable(heard), self.weights(state, {*heard, *missing}))
+
+    def _chances(self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]) -> Chances:
+        """The share of the weight behind each; what is behind nobody is shared by the labels without a vote."""
+        asked = sum(weights.values())
+        behind = {key: score / asked for key, score in scores(votes, weights).items()}
+        outputs = {label_key(vote.output): vote.output for vote in votes.values()}
+        rest = max(1.0 - sum(behind.values()), 0.0) / max(state.classes - len(behind), 1.0)
+        return Chances({key: (outputs[key], share) for key, share in behind.items()}, rest)
 
 
 class Exp4(Experts):
@@ -124,8 +137,19 @@ class Stacking(Experts):
 
     def _raw(self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float], found: Combined) -> float:
         """Softmax of the scores, labels without a vote included."""
+        behind, others = self._softmax(state, votes, weights)
+        return behind[label_key(found.output)] / (sum(behind.values()) + others)
+
+    def _softmax(
+        self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]
+    ) -> tuple[dict[object, float], float]:
+        """exp(score) by label; how many labels are without a vote: their score is 0."""
         total = float(state.rows.sum())
-        behind = scores(votes, weights)
-        winner = math.exp(behind[label_key(found.output)] * total)
-        others = max(state.classes - len(behind), 0.0)
-        return winner / (sum(math.exp(score * total) for score in behind.values()) + others)
+        behind = {key: math.exp(score * total) for key, score in scores(votes, weights).items()}
+        return behind, max(state.classes - len(behind), 0.0)
+
+    def _chances(self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]) -> Chances:
+        behind, others = self._softmax(state, votes, weights)
+        total = sum(behind.values()) + others
+        outputs = {label_key(vote.output): vote.output for vote in votes.values()}
+        return Chances({key: (outputs[key], share / total) for key, share in behind.items()}, 1.0 / total)

@@ -1,28 +1,32 @@
 """The state of policies that learn, and what all of them do with it: come and go of models, calibration, writing and merging.
 
 A state is a value: one row of numbers a model (its columns belong to the rule, `clipper_core.bandit`), the observations so far,
-which labels were seen, and how often answers given with a confidence were right. Nothing in here is changed in place.
+which labels were seen, how often answers given with a confidence were right, and, for sets, their threshold. Nothing in here is
+changed in place.
 """
 
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from clipper.selection.policy import Observation, Predictions, is_number, losses
+from clipper.selection import sets
+from clipper.selection.policy import Combined, Observation, Predictions, is_number, losses
+from clipper.selection.sets import FRESH, Chances, Tracked
 from clipper.selection.votes import in_order, label_key
 from clipper.types import InputType, VersionedModel
 from clipper_core.bandit import Rule
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+_replace = msgspec.structs.replace
 
-BINS = 20  # of confidence
+BINS = 10  # of confidence: more tell no more apart than a few hundred observations can fill
 DOUBT = 20.0  # observations that a bin needs before it speaks louder than the raw figure
-FADE = 0.998  # of a bin's counts, an observation: calibration follows a drift
+FADE = 0.998  # of a bin's counts, an observation in it: calibration follows a drift, and what is rare is not forgotten meanwhile
 CARRIED = 0.25  # of the counts, into a new version
 PRIOR_COUNTS = 30.0  # what the state that all users share counts as for a new one
 LABEL_BITS = 64
@@ -30,13 +34,14 @@ LABEL_BITS = 64
 
 class Learned(msgspec.Struct, frozen=True, eq=False):
     """models: sorted.  rows: f64[models, columns].  seen: weight of the observations.  labels: one bit a label seen.
-    sure: f64[BINS, 2], right and all answers by confidence."""
+    sure: f64[BINS, 2], right and all answers by confidence.  tracked: of the sets, where a coverage is asked for."""
 
     models: tuple[VersionedModel, ...]
     rows: Array
     seen: float
     labels: int
     sure: Array
+    tracked: Tracked = FRESH
 
     @property
     def classes(self) -> float:
@@ -53,39 +58,54 @@ class _Written(msgspec.Struct, array_like=True):
     seen: float
     labels: int
     sure: bytes
+    tracked: Tracked = FRESH  # since schema 2
 
 
 class LearningPolicy(ABC):
-    """Threads: any. What a policy that learns adds: `rule`, `fresh`, select and combine."""
+    """Threads: any. What a policy that learns adds: `rule`, `fresh`, select and combine.
+
+    coverage: share of the sets (`Combined.set`) that shall hold the truth; None: no sets.
+    """
 
     name: ClassVar[str]
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     chance: ClassVar[bool] = False
     fresh: ClassVar[tuple[float, ...]]  # the row of a model that nothing is known of
     counts: ClassVar[tuple[int, ...]] = ()  # columns that count observations
     least: ClassVar[float] = 0.0  # of a count
     rule: Rule
+    coverage: float | None = None
 
     def init(self, models: Sequence[VersionedModel], prior: Learned | None = None) -> Learned:
         ordered = in_order(models)
-        rows = np.tile(np.array(self.fresh), (len(ordered), 1)).reshape(len(ordered), len(self.fresh))
-        nobody = Learned(ordered, rows, 0.0, 0, np.zeros((BINS, 2)))
+        nobody = Learned(ordered, self._fresh_rows(len(ordered)), 0.0, 0, np.zeros((BINS, 2)))
         return nobody if prior is None else self._believing(nobody, prior)
+
+    def _fresh_rows(self, k: int) -> Array:
+        return np.tile(np.array(self.fresh), (k, 1)).reshape(k, len(self.fresh))
 
     def _believing(self, state: Learned, prior: Learned) -> Learned:
         """What all users taught, with little evidence behind it."""
-        known = dict(zip(prior.models, prior.rows, strict=True))
-        rows = np.array([known.get(m, row) for m, row in zip(state.models, state.rows, strict=True)]).reshape(state.rows.shape)
-        return Learned(state.models, self._discounted(rows, PRIOR_COUNTS), 0.0, prior.labels, prior.sure)
+        rows = self._discounted(self.fitting(prior, state.models).rows, PRIOR_COUNTS)
+        return Learned(state.models, rows, 0.0, prior.labels, prior.sure, prior.tracked)
 
     def _discounted(self, rows: Array, most: float) -> Array:
-        """Counts brought down to `most` a model, in proportion."""
+        """Evidence brought down to that of `most` observations a model, in proportion."""
+        evidence = self._evidence(rows)
+        return rows if evidence is None else self._faded(rows, np.minimum(1.0, most / np.maximum(evidence, 1e-300)))
+
+    def _evidence(self, rows: Array) -> Array | None:
+        """f64[models]: how many observations each row speaks of; None for a rule that counts none."""
+        if not self.counts:
+            return None
+        found: Array = (rows[:, list(self.counts)] - self.least).max(axis=1, initial=0.0)
+        return found
+
+    def _faded(self, rows: Array, share: Array) -> Array:
+        """Rows with `share` f64[models] of their evidence."""
         rows = rows.copy()
-        if self.counts and len(rows):
-            columns = list(self.counts)
-            extra = rows[:, columns] - self.least
-            total = extra.max(axis=1, keepdims=True)
-            rows[:, columns] = self.least + extra * np.minimum(1.0, most / np.maximum(total, 1e-300))
+        for column in self.counts:
+            rows[:, column] = self.least + share * (rows[:, column] - self.least)
         return rows
 
     # -- models come and go
@@ -97,7 +117,7 @@ class LearningPolicy(ABC):
         row = self._newcomer(state.rows)
         at = in_order((*state.models, model)).index(model)
         rows = np.insert(state.rows, at, row, axis=0)
-        return Learned(in_order((*state.models, model)), rows, state.seen, state.labels, state.sure)
+        return _replace(state, models=in_order((*state.models, model)), rows=rows)
 
     def _newcomer(self, rows: Array) -> Array:
         return np.array(self.fresh)
@@ -106,19 +126,15 @@ class LearningPolicy(ABC):
         if model not in state.models:
             return state
         rows = np.delete(state.rows, state.models.index(model), axis=0)
-        return Learned(tuple(m for m in state.models if m != model), rows, state.seen, state.labels, state.sure)
+        return _replace(state, models=tuple(m for m in state.models if m != model), rows=rows)
 
     def update_model_version(self, state: Learned, old: VersionedModel, new: VersionedModel) -> Learned:
         if old not in state.models or new in state.models:
             return state
-        rows = state.rows.copy()
-        at = state.models.index(old)
-        for column in self.counts:
-            rows[at, column] = self.least + CARRIED * (rows[at, column] - self.least)
+        rows = self._faded(state.rows, np.array([CARRIED if model == old else 1.0 for model in state.models]))
         models = [new if model == old else model for model in state.models]
         ordered = in_order(models)
-        rows = rows[[models.index(model) for model in ordered]]
-        return Learned(ordered, rows, state.seen, state.labels, state.sure)
+        return _replace(state, models=ordered, rows=rows[[models.index(model) for model in ordered]])
 
     def fitting(self, state: Learned, models: Sequence[VersionedModel]) -> Learned:
         """The state for exactly these models: versions follow their names, the rest is added and removed."""
@@ -139,7 +155,8 @@ class LearningPolicy(ABC):
             return state
         rows = self._learned(state, observation, mine)
         labels = state.labels | label_bit(observation.truth.label) if observation.truth.known else state.labels
-        return Learned(state.models, rows, state.seen + weight, labels, self._calibrated(state, observation))
+        sure, tracked = self._experience(state, observation)
+        return Learned(state.models, rows, state.seen + weight, labels, sure, tracked)
 
     def _learned(self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]) -> Array:
         lost = np.array([told.get(model, math.nan) for model in state.models])
@@ -161,18 +178,42 @@ class LearningPolicy(ABC):
         right, count = state.sure[bin_of(raw)]
         return float((right + DOUBT * raw) / (count + DOUBT))
 
-    def _calibrated(self, state: Learned, observation: Observation) -> Array:
+    def _experience(self, state: Learned, observation: Observation) -> tuple[Array, Tracked]:
+        """How sure one may be, and how wide a set must be, now that the truth about one more answer is known."""
         plan, truth = observation.plan, observation.truth
         heard = {model: observation.predictions[model] for model in plan.models if model in observation.predictions}
         if not heard:
-            return state.sure
-        output, raw = self.raw_confidence(state, heard, [model for model in plan.models if model not in heard])
-        if output is None or is_number(output):
-            return state.sure
+            return state.sure, state.tracked
+        missing = [model for model in plan.models if model not in heard]
+        output, raw = self.raw_confidence(state, heard, missing)
+        if output is None:
+            return state.sure, state.tracked
+        tracked = state.tracked
+        if is_number(output):
+            if self.coverage is not None and truth.known:
+                tracked = sets.after_number(tracked, self.coverage, output, truth.label)
+            return state.sure, tracked
+        if self.coverage is not None and truth.known:
+            chances = self.chances(state, heard, missing)
+            tracked = sets.after_label(tracked, self.coverage, chances, output, truth.label)
         right = 1.0 - losses_of(output, observation) if truth.known else float(truth.score or 0.0)
-        sure = state.sure * FADE
-        sure[bin_of(raw)] += (right, 1.0)
-        return sure
+        sure = state.sure.copy()
+        sure[bin_of(raw)] = FADE * sure[bin_of(raw)] + (right, 1.0)
+        return sure, tracked
+
+    # -- sets
+
+    @abstractmethod
+    def chances(self, state: Learned, heard: Predictions, missing: Sequence[VersionedModel]) -> Chances:
+        """Of the labels, before any set is made of them; called when a usable label was heard."""
+
+    def with_set(self, state: Learned, found: Combined, chances: Callable[[], Chances]) -> Combined:
+        """`found` with its set, where a coverage is asked for and there is an answer."""
+        if self.coverage is None or not found.used:
+            return found
+        if is_number(found.output):
+            return _replace(found, set=sets.interval_of(state.tracked, found.output))
+        return _replace(found, set=sets.labels_of(state.tracked, chances(), found.output))
 
     # -- the rest
 
@@ -182,7 +223,8 @@ class LearningPolicy(ABC):
         base, mine, theirs = (self.fitting(state, models) for state in (base, mine, theirs))
         rows = self._merged(base.rows, mine.rows, theirs.rows)
         sure = np.maximum(mine.sure + theirs.sure - base.sure, 0.0)
-        return Learned(models, rows, mine.seen + theirs.seen - base.seen, mine.labels | theirs.labels, sure)
+        tracked = sets.merged(base.tracked, mine.tracked, theirs.tracked)
+        return Learned(models, rows, mine.seen + theirs.seen - base.seen, mine.labels | theirs.labels, sure, tracked)
 
     def _merged(self, base: Array, mine: Array, theirs: Array) -> Array:
         """Counts and weights add up; an average is weighed by the count beside it, when there is one."""
@@ -193,8 +235,9 @@ class LearningPolicy(ABC):
 
     def encode(self, state: Learned) -> bytes:
         written = _Written(
-            self.name, self.schema, state.models, state.rows.tobytes(), state.seen, state.labels, state.sure.tobytes()
-        )
+            self.name, self.schema, state.models, state.rows.tobytes(), state.seen, state.labels, state.sure.tobytes(),
+            state.tracked,
+        )  # fmt: skip
         body = msgspec.msgpack.encode(written)
         return zlib.crc32(body).to_bytes(4, "little") + body
 
@@ -205,16 +248,22 @@ class LearningPolicy(ABC):
             written = msgspec.msgpack.decode(data[4:], type=_Written)
         except msgspec.MsgspecError as error:
             raise ValueError(f"no state of {self.name}: {error}") from None
-        if (written.policy, written.schema) != (self.name, self.schema):
+        if written.policy != self.name or not 1 <= written.schema <= self.schema:
             raise ValueError(f"a state of {written.policy}/{written.schema}, not of {self.name}/{self.schema}")
         try:
-            rows = np.frombuffer(written.rows).reshape(len(written.models), len(self.fresh))
-            sure = np.frombuffer(written.sure).reshape(BINS, 2)
+            rows = self._shaped(np.frombuffer(written.rows), len(written.models))
+            sure = np.frombuffer(written.sure).reshape(BINS, -1, 2).sum(axis=1)  # schema 1 had twice as many bins
+            if len(written.sure) != BINS * 16 * (2 if written.schema == 1 else 1):
+                raise ValueError("the bins of confidence")
         except ValueError as error:
             raise ValueError(f"a state of {self.name} of the wrong size: {error}") from None
-        if not (np.isfinite(rows).all() and np.isfinite(sure).all()):
+        if not (np.isfinite(rows).all() and np.isfinite(sure).all() and sets.sound(written.tracked)):
             raise ValueError(f"a state of {self.name} holds numbers that are not finite")
-        return Learned(written.models, rows, written.seen, written.labels, sure)
+        return Learned(written.models, rows, written.seen, written.labels, sure, written.tracked)
+
+    def _shaped(self, numbers: Array, k: int) -> Array:
+        """The rows of k models as they were before they were written; ValueError when they cannot be."""
+        return numbers.reshape(k, len(self.fresh))
 
     def accepts_input_type(self, input: InputType) -> bool:
         return True

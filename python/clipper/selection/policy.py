@@ -31,24 +31,26 @@ class Query(msgspec.Struct, frozen=True, eq=False):
     """What a policy may know of a query before it is asked.
 
     user: whose state it is, for policies that care.  uniform: in [0, 1), drawn from the query's id: all the chance there
-    is, so that a replay selects alike.  features: f64[d], d up to 32, for contextual policies.
+    is, so that a replay selects alike.  features: up to 32 finite numbers, for contextual policies; () when none were given.
     """
 
     user: str | None = None
     uniform: float = 0.0
-    features: "np.ndarray[Any, Any] | None" = None
+    features: tuple[float, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):
     """Whom a query asks; kept with the query, because feedback may come long after the state has moved on.
 
     models: asked at once, best first.  probabilities: of each having been chosen, alike; () when all were for certain.
-    observers: asked too, never answered from and never waited for (shadow, canary, decoy).
+    observers: asked too, never answered from and never waited for (shadow, canary, decoy).  features: of the query, by which a
+    contextual policy chose and will learn.
     """
 
     models: tuple[VersionedModel, ...]
     probabilities: tuple[float, ...] = ()
     observers: tuple[VersionedModel, ...] = ()
+    features: tuple[float, ...] = ()
 
     def probability(self, model: VersionedModel) -> float:
         """Of `model` having been chosen; 0 when it was not asked."""
@@ -60,12 +62,14 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 class Combined(msgspec.Struct, frozen=True, eq=False):
     """confidence: 0 to 1; of a policy that learns, calibrated: of answers given with .9, nine in ten are right.  agreement: how
     far the models agree, 0 to 1.  used: the models whose predictions entered; empty when there is nothing to answer with, and
-    then `output` means nothing and the application's default is due."""
+    then `output` means nothing and the application's default is due.  set: labels, or (low, high), that hold the truth as often
+    as was asked for; () when nobody asked."""
 
     output: Any
     confidence: float
     used: tuple[VersionedModel, ...]
     agreement: float = 1.0
+    set: tuple[Any, ...] = ()
 
 
 NOTHING = Combined(None, 0.0, (), 0.0)
@@ -176,8 +180,15 @@ def loss(output: Any, label: Any) -> float:
     0 to 1 and the same in any unit."""
     if not is_number(output) or not is_number(label):
         return 0.0 if agrees(output, label) else 1.0
-    away = np.asarray(output, np.float64) - np.asarray(label, np.float64)
-    distance, size = float(np.linalg.norm(away)), float(np.linalg.norm(np.asarray(label, np.float64)))
+    if isinstance(output, float) and isinstance(label, float):
+        distance, size = abs(output / 4 - label / 4), abs(label / 4)  # a quarter of what might overflow
+    else:
+        found, right = np.asarray(output, np.float64), np.asarray(label, np.float64)
+        if found.shape != right.shape:
+            return 1.0
+        unit = max(float(np.abs(found).max(initial=0.0)), float(np.abs(right).max(initial=0.0))) or 1.0
+        right = right / unit
+        distance, size = float(np.linalg.norm(found / unit - right)), float(np.linalg.norm(right))
     return 0.0 if distance == 0.0 else distance / (distance + size)
 
 

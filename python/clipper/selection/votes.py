@@ -28,13 +28,13 @@ def usable(arrived: Predictions) -> Votes:
 
 def combine(votes: Votes, weights: Weights, asked: float) -> Combined:
     """asked: the weight of all that were asked, missing ones too."""
-    kind, chosen = _heaviest_kind(votes, weights)
+    kind, chosen = heaviest_kind(votes, weights)
     if kind == "label":
         return vote(chosen, weights, asked)
     return mean(chosen, weights, asked, kind)
 
 
-def _heaviest_kind(votes: Votes, weights: Weights) -> tuple[object, Votes]:
+def heaviest_kind(votes: Votes, weights: Weights) -> tuple[object, Votes]:
     """The kind of output with most weight (the first model's, of equals), and the votes of that kind."""
     if all(type(vote.output) in (int, str) for vote in votes.values()):
         return "label", votes

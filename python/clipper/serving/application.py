@@ -21,17 +21,20 @@ class ApplicationHandle:
         self._question = question
         self._slo_ms_max = slo_ms_max
 
-    def predict(self, x: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0) -> Future:
+    def predict(
+        self, x: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0, context: Any = None
+    ) -> Future:
         """Schedule one query; -> the Future of an `Answer`, at once.
 
         x: one input of the application's type.  user: whose selection state applies.  slo_ms: instead of the
         application's; the answer is there by then, from the models or the default.  salt: another cache entry.
-        Raises InvalidInput (type, shape, SLO), UnknownApplication, and UnknownModel when no model is linked; the future
-        never raises for a model's failure.
+        context: array-like f64[d], d up to 32, what a contextual policy (linucb, lints) chooses the model by; others leave it
+        aside. Raises InvalidInput (type, shape, SLO, context), UnknownApplication, and UnknownModel when no model is linked; the
+        future never raises for a model's failure.
         """
         question = self._question(self.name)
         slo_us = question.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
-        return predict(question, x, user, slo_us, salt)
+        return predict(question, x, user, slo_us, salt, context)
 
     def feedback(
         self,
@@ -43,17 +46,18 @@ class ApplicationHandle:
         input: Any = None,
         user: str | None = None,
         weight: float = 1.0,
+        context: Any = None,
     ) -> bool:
         """Tell what was right about a query; the application's policy learns from it before this returns, and a crash loses
         nothing that returned.
 
-        prediction: an `Answer` or its id; or `input` instead (and `user`), and the models are asked again.  label: the right
-        output; or `correct`: whether the answer was; or `score`: how good it was, 0 to 1.  weight: as so many feedbacks.
+        prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the models are asked again.  label: the
+        right output; or `correct`: whether the answer was; or `score`: how good it was, 0 to 1.  weight: as so many feedbacks.
         -> True when it counts, False when this prediction's feedback had come before. Raises InvalidInput,
         UnknownPrediction (too old, never made here, another application's), Overloaded, StoreError. Threads: any.
         """
         question = self._question(self.name)
-        return observe(question, prediction, input, user, truth_of(label, correct, score), weight_of(weight))
+        return observe(question, prediction, input, user, truth_of(label, correct, score), weight_of(weight), context)
 
     def feedback_many(self, predictions: Sequence[str | Answer], labels: Sequence[Any]) -> Counted:
         """The right outputs of many predictions, written down together. -> how many counted, were told before, and are about

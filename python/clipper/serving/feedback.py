@@ -144,6 +144,7 @@ class _Record(msgspec.Struct, array_like=True):
     score: float | None
     answer: Any
     weight: float
+    features: tuple[float, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: packed(value))
@@ -164,7 +165,7 @@ def written(learner: Learner, user: str, seen: Observation) -> bytes:
     return _ENCODER.encode(
         _Record(
             learner.application, learner.text, names, user, asked, odds, said, seen.truth.label, seen.truth.score,
-            seen.answer, seen.weight,
+            seen.answer, seen.weight, seen.plan.features,
         )
     )  # fmt: skip
 
@@ -175,7 +176,7 @@ def read(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Obse
         found = _DECODER.decode(record)
         models = tuple(VersionedModel.parse(name) for name in found.models)
         heard = {models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions}
-        plan = Plan(tuple(models[i] for i in found.asked), found.probabilities)
+        plan = Plan(tuple(models[i] for i in found.asked), found.probabilities, (), found.features)
     except (msgspec.MsgspecError, IndexError) as error:
         raise ValueError(f"no record of feedback: {error}") from None
     truth = Truth(found.label, found.score)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from clipper.errors import DeadlineExceeded, InvalidInput, UnknownPrediction
-from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.selection import Observation, Prediction, Truth
 from clipper.serving.feedback import Joined, Window, plain_label, truth_of, weight_of, written
 from clipper.serving.processor import Question, plan_for
 from clipper.serving.states import Learner
@@ -26,15 +26,16 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def observe(
-    question: Question, prediction: str | Answer | None, input: Any, user: str | None, truth: Truth, weight: float
-) -> bool:
+    question: Question, prediction: str | Answer | None, input: Any, user: str | None, truth: Truth, weight: float,
+    context: Any = None,
+) -> bool:  # fmt: skip
     """One feedback, by prediction or by input. True when it counts, False when it was counted before. Returns once it is in the
     journal. Raises InvalidInput, UnknownPrediction, Overloaded (the journal is full), StoreError."""
     window = _window_of(question)
     if (prediction is None) == (input is None):
         raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
     if prediction is None:
-        seen = _asked_again(question, input, user, truth, weight)
+        seen = _asked_again(question, input, user, truth, weight, context)
         _learn([_item(question.learner, user or "", seen)])
         question.teaching.tell(question.cores, input, question.teaching.session(question.models, user, 0), seen)
         return True
@@ -111,9 +112,11 @@ def _learn(items: Sequence[Item]) -> None:
                 learner.told(seen)
 
 
-def _asked_again(question: Question, input: Any, user: str | None, truth: Truth, weight: float) -> Observation:
+def _asked_again(
+    question: Question, input: Any, user: str | None, truth: Truth, weight: float, context: Any
+) -> Observation:  # fmt: skip
     """The predictions for an input: from the cache, else evaluated now, by the application's SLO."""
-    state, plan = plan_for(question, user)
+    state, plan = plan_for(question, user, context)
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
     salt = question.teaching.session(question.models, user, 0)
     future = predict_all(tuple(question.cores[model] for model in asked), input, question.slo_us, salt)
@@ -129,7 +132,7 @@ def _asked_again(question: Question, input: Any, user: str | None, truth: Truth,
     answered: dict[VersionedModel, Prediction] = {model: heard[model] for model in plan.models if model in heard}
     missing = [model for model in plan.models if model not in heard]
     answer = question.policy.combine(state, answered, missing).output
-    return Observation(Plan(plan.models, plan.probabilities, plan.observers), heard, truth, answer, weight)
+    return Observation(plan, heard, truth, answer, weight)
 
 
 __all__ = ["Counted", "observe", "observe_many", "truth_of", "weight_of"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
-from clipper.selection import Combined, Plan, Policy, Prediction, Query
+from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
 from clipper.serving.recorder import Decoy
@@ -77,11 +77,14 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
         return self.plan.models if self.hearing is None else self.hearing.models
 
 
-def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
-    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked."""
+def plan_for(question: Question, user: str | None, context: Any = None) -> tuple[Any, Plan]:
+    """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked; InvalidInput for a
+    context that the policy cannot use."""
     state = question.learner.state(user)
     cast = question.cast
     query = Query(user, next_uniform()) if cast or question.policy.chance else Query(user) if user else NOBODY
+    if context is not None:
+        query = Query(user, query.uniform, features_of(context))
     plan = cast.plan(question.policy, state, query) if cast else question.policy.select(state, query, question.models)
     if not plan.models:
         hint = f"Link one: server.app({question.name!r}, models=[...])."
@@ -90,11 +93,11 @@ def plan_for(question: Question, user: str | None) -> tuple[Any, Plan]:
     return state, plan
 
 
-def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int) -> Future:
+def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int, context: Any = None) -> Future:
     """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
     UnknownModel when nothing is linked."""
     try:
-        state, plan = plan_for(question, user)
+        state, plan = plan_for(question, user, context)
     except PolicyFailed as failure:
         return _unasked(question, x, slo_us, salt, failure.message)
     cores, teaching = question.cores, question.teaching
@@ -184,6 +187,7 @@ def finish(future: Future) -> Answer:
         latency_us=future.latency_us,
         id=id,
         agreement=combined.agreement,
+        set=combined.set,
         decided_by=decided_by,
     )
 

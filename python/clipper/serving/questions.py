@@ -9,7 +9,7 @@ import msgspec
 
 from clipper.catalog import Catalog, View
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, TypeConflict, UnknownApplication
-from clipper.selection import policy_named
+from clipper.selection import covering, policy_named
 from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
@@ -141,7 +141,7 @@ class Questions:
         ids = tuple(dict.fromkeys(model.id for model in models))
         cores = {model.id: (self._running.get(model.id) or self._running.ensure(model)).core for model in models}
         try:
-            policy, learner, window = self._learning.learner(app.name, app.policy, ids)
+            policy, learner, window = self._learning.learner(app.name, covering(app.policy, app.coverage), ids)
         except (InvalidInput, PolicyFailed) as error:  # of a class that was in order when it was set, perhaps by another server
             _log.error("application %r: %s It combines by %r until that is mended.", app.name, error, DEFAULT_POLICY)
             policy, learner, window = self._learning.learner(app.name, DEFAULT_POLICY, ids)

@@ -181,21 +181,21 @@ class Cast:
     def plan(self, policy: Policy, state: Any, query: Query) -> Plan:
         """Whom this query asks. Its probabilities are those of the whole choice, so that what is learned from it is unbiased."""
         uniform = query.uniform
-        plan = self._challenged(uniform)
+        plan = self._challenged(query)
         if plan is None:
             taken = 1.0 - self._left
             rest = min((uniform - taken) / self._left, math.nextafter(1.0, 0.0)) if taken else uniform
             plan = policy.select(state, Query(query.user, rest, query.features), self.primaries)
             if taken and plan.models:
                 odds = plan.probabilities or (1.0,) * len(plan.models)
-                plan = Plan(plan.models, tuple([self._left * p for p in odds]), plan.observers)
+                plan = Plan(plan.models, tuple([self._left * p for p in odds]), plan.observers, plan.features)
         watching = self._watching(plan, uniform)
-        return Plan(plan.models, plan.probabilities, watching) if watching != plan.observers else plan
+        return Plan(plan.models, plan.probabilities, watching, plan.features) if watching != plan.observers else plan
 
-    def _challenged(self, uniform: float) -> Plan | None:
+    def _challenged(self, query: Query) -> Plan | None:
         for end, model, share in self._challengers:
-            if uniform < end:
-                return Plan((model,), (share,))
+            if query.uniform < end:
+                return Plan((model,), (share,), (), query.features)
         return None
 
     def _watching(self, plan: Plan, uniform: float) -> tuple[VersionedModel, ...]:

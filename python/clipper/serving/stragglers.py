@@ -81,7 +81,7 @@ def combine(
         return found
     left = [model for model in missing if model not in filled]
     whole = policy.combine(state, {**arrived, **filled}, left)
-    return msgspec.structs.replace(found, output=whole.output) if is_usable(whole.output) else found
+    return msgspec.structs.replace(found, output=whole.output, set=whole.set) if is_usable(whole.output) else found
 
 
 def _fits(mean: Any, output: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,6 +126,14 @@ def test_an_observation_is_written_and_read(a: object, label: object, p: float, 
     assert same(found.predictions[A].output, a)
     assert same(found.truth.label, label)
     assert found.predictions[B] != seen.predictions[B] or found.predictions[B].output == 1
+
+
+def test_the_features_of_a_query_are_written_and_old_records_have_none(learner: Learner) -> None:
+    seen = Observation(Plan((A,), (), (), (1.0, -2.5)), {A: Prediction(1)}, Truth(1), 1)
+    record = written(learner, "", seen)
+    assert read(record)[4].plan.features == (1.0, -2.5)
+    *old, _ = msgspec.msgpack.decode(record)
+    assert read(msgspec.msgpack.encode(old))[4].plan.features == ()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x91\x01", b"garbage", bytes(50)])

@@ -16,14 +16,14 @@ from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
-POLICIES = ["exp3", "exp4", "stacking", "squarecb", "thompson", "logodds"]
+POLICIES = ["exp3", "exp4", "stacking", "squarecb", "thompson", "logodds", "linucb"]
 every_policy = pytest.mark.parametrize("text", POLICIES)
 
 
 def observation(draw: random.Random, models=(A, B)) -> Observation:
     heard = {model: Prediction(draw.randrange(3)) for model in models}
     chosen = draw.choice(models)
-    return Observation(Plan((chosen,), (0.5,)), heard, Truth(draw.randrange(3)), heard[chosen].output)
+    return Observation(Plan((chosen,), (0.5,), (), (draw.random(), 1.0)), heard, Truth(draw.randrange(3)), heard[chosen].output)
 
 
 class Server:

@@ -1,0 +1,63 @@
+"""Pictures of the figures, by matplotlib where it is installed."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOW = "no plot: matplotlib is not installed. pip install 'clipper-serving[plot]'"
+SMOOTH = 250
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot without a display; None, with a line about it, when it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(HOW, file=sys.stderr)
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def curves(path: Path, title: str, errors: Mapping[str, Any], spans: tuple[tuple[int, int], ...] = ()) -> None:
+    """Error over queries, the mean of 250: f64[queries] by name. spans: shaded."""
+    plt = pyplot()
+    if plt is None:
+        return
+    figure, axes = plt.subplots(figsize=(9, 5))
+    for begin, end in spans:
+        axes.axvspan(begin, end, color="0.92")
+    for name, error in errors.items():
+        smooth = np.convolve(error, np.ones(SMOOTH) / SMOOTH, "valid")
+        style = "k--" if name.startswith("oracle") else "-"
+        axes.plot(np.arange(len(smooth)) + SMOOTH, smooth, style, linewidth=1, label=name)
+    axes.set(xlabel="queries", ylabel=f"error, mean of {SMOOTH}", title=title)
+    axes.legend(fontsize=7, ncols=2)
+    save(figure, path)
+
+
+def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> None:
+    """A group of bars by name, each bar by name."""
+    plt = pyplot()
+    if plt is None:
+        return
+    figure, axes = plt.subplots(figsize=(9, 5))
+    names = list(next(iter(groups.values())))
+    for i, (group, values) in enumerate(groups.items()):
+        axes.bar(np.arange(len(names)) + i * 0.8 / len(groups), [values[name] for name in names], 0.8 / len(groups), label=group)
+    axes.set_xticks(np.arange(len(names)) + 0.3, names, fontsize=8)
+    axes.set(title=title)
+    axes.legend(fontsize=7)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    print(f"wrote {path}", file=sys.stderr)
