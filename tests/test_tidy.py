@@ -22,7 +22,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("status", "dtype", "row_hash", "lead"),
-    ("lz4",),
+    ("lz4", "json_rows"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider",),
     ("column", "linear"),
@@ -40,7 +40,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "clock", "stream_settings"),
+    ("types", "errors", "clock", "http_settings", "stream_settings"),
     ("config", "selection", "store", "metrics", "state_dir"),
     ("catalog",),
     ("serving",),
@@ -51,7 +51,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__init__", "__main__"),
 )
-CORE_USERS = {"serving", "manage", "params", "selection", "metrics", "server", "__init__"}
+CORE_USERS = {"frontend", "serving", "manage", "params", "selection", "metrics", "server", "__init__"}
 SDK_USERS = {"deploy", "server", "cli", "demo"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 

@@ -337,6 +337,13 @@ cdef class Future:
         value = self._held(i)
         return value_object(&value) if value.tag == TAG_BLOB else ""
 
+    def error(self, u32 i=0):
+        """The exception that task `i` ended with, as a query to its model alone raises it; None with a prediction, or pending."""
+        cdef u8 state
+        self._check(i)
+        state = self._state(i)
+        return None if state == PENDING or state == OK else self._error(i, state)
+
     cdef int _check(self, u32 i) except -1:
         if i >= self.count:
             raise IndexError(f"task {i} of a query with {self.count}")
