@@ -1,0 +1,130 @@
+"""What is measured over HTTP, each in a process of its own: our server, and the least that uvloop and httptools can do.
+
+`python -m bench.system.http_servers KIND` prints its address, then its CPU seconds for every line it reads.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httptools
+import msgspec
+import numpy as np
+import uvloop
+
+import clipper
+from bench.system.noop import first
+from clipper.demo import digits
+
+
+class Trivial(asyncio.Protocol):
+    """The ceiling: reads a request, and writes an answer that is always the same."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self.answer(self._body)
+        self._body = b""
+
+    def answer(self, body: bytes) -> None:
+        text = b'{"output":1.0}'
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)
+        self._transport.write(head + text)
+
+
+class _Body(msgspec.Struct):
+    input: list[float]
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+class Parsing(Trivial):
+    """The same, but it reads the numbers: JSON by msgspec, and an array of them."""
+
+    def answer(self, body: bytes) -> None:
+        row = np.array(_DECODER.decode(body).input)
+        text = msgspec.json.encode({"output": float(row[0])})
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)
+        self._transport.write(head + text)
+
+
+async def _trivial(kind: type[Trivial]) -> None:
+    server = await asyncio.get_running_loop().create_server(kind, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    await asyncio.get_running_loop().run_in_executor(None, _report, f"{host}:{port}")
+    server.close()
+
+
+def _ours() -> None:
+    from sklearn.svm import LinearSVC  # type: ignore[import-untyped,unused-ignore]
+
+    scans = digits.load()
+    with clipper.start(http="127.0.0.1:0") as server:
+        for size in (1, 784):
+            server.deploy(f"noop{size}", first, input=f"f64[{size}]")
+            server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
+        server.deploy("linear", LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y), input="f64[64]")
+        server.app("linear", models=["linear"], slo_ms=1000)
+        _report(server.http_address)
+
+
+def _report(address: str) -> None:
+    print(address, flush=True)
+    for _ in sys.stdin:
+        print(time.process_time(), flush=True)
+
+
+class Process:
+    """A server in a process of its own. address: host:port.  cpu_s(): what it has used so far, its containers aside."""
+
+    def __init__(self, kind: str) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "bench.system.http_servers", kind]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin
+        assert self._process.stdout
+        self._in, self._out = self._process.stdin, self._process.stdout
+        self.address = self._out.readline().strip()
+
+    def cpu_s(self) -> float:
+        self._in.write("\n")
+        self._in.flush()
+        return float(self._out.readline())
+
+    def close(self) -> None:
+        self._in.close()
+        self._process.wait(30)
+        self._out.close()
+
+
+@contextlib.contextmanager
+def running(*kinds: str) -> Iterator[list[Process]]:
+    with contextlib.ExitStack() as stack:
+        started = [Process(kind) for kind in kinds]
+        for process in started:
+            stack.callback(process.close)
+        yield started
+
+
+if __name__ == "__main__":
+    which = sys.argv[1]
+    if which == "ours":
+        _ours()
+    else:
+        uvloop.run(_trivial(Parsing if which == "parsing" else Trivial))
