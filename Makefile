@@ -33,7 +33,7 @@ build: .venv/.core  ## compile the core in place
 demo: .venv/.installed  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed .venv/.servers  ## all tests (ARGS="-k cache")
+test: .venv/.installed .venv/.servers .venv/.clients  ## all tests (ARGS="-k cache")
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
@@ -103,6 +103,14 @@ endef
 	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
 	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
 	  || echo "no redis-server, and it could not be installed: tests of that store are skipped. apt-get install redis-server"
+	@touch $@
+
+# -- clients that others wrote, which tests talk through; without them those tests are skipped, and say so
+
+.venv/.clients: .venv/.installed pyproject.toml
+	@echo "installing clients that the tests talk through (about 10 s)"
+	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])') \
+	  || echo "not all of them could be installed: tests through them are skipped"
 	@touch $@
 
 # -- the way there: four stamps in .venv, so that a repeat costs nothing and a change costs what it must

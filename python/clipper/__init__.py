@@ -17,10 +17,10 @@ from clipper.server import ClipperServer
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.dispatch import as_completed
 from clipper.serving.progress import progress
-from clipper.types import Answer, Answers, Application, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.types import VERSION, Answer, Answers, Application, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def start(config: "str | os.PathLike[str] | None" = None, **settings: Any) -> ClipperServer:

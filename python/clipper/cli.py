@@ -103,7 +103,9 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
 
 @main.command(short_help="Serve the models and applications of a TOML file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-def up(file: Path | None) -> None:
+@click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
+@click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
+def up(file: Path | None, http: str | None, admin: str | None) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
     FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
@@ -124,12 +126,13 @@ def up(file: Path | None) -> None:
 
     \b
     clipper up clipper.toml
+    clipper up clipper.toml --http 127.0.0.1:8080 --admin 127.0.0.1:8081
     """
     from clipper.config import load
     from clipper.server import ClipperServer
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    config = load(_file(file))
+    config = load(_file(file), http=http, admin=admin)
     stopping = threading.Event()
     server = ClipperServer(config).start()
     try:
@@ -171,6 +174,10 @@ def _greeting(server: Any, file: Path | None) -> str:
         f"containers dial in at {server.address}; one started by hand:",
         f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect {server.address} --name NAME",
     ]
+    if server.http_address:
+        lines.insert(3, f"queries come in at http://{server.http_address}")
+    if server.admin_address:
+        lines.insert(3, f"management at http://{server.admin_address}/admin")
     if not config.server.token:
         lines.append("  (the token is another one at each start; to keep one, set server.token or server.token_file)")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
+from clipper.http_settings import HttpSettings, is_loopback
 from clipper.stream_settings import ModelStreamSettings, StreamSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
 
@@ -182,6 +183,7 @@ class Config(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     batching: Batching = Batching()
     feedback: FeedbackSettings = FeedbackSettings()
+    http: HttpSettings = HttpSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -205,6 +207,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "limits": Limits,
     "batching": Batching,
     "feedback": FeedbackSettings,
+    "http": HttpSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,
@@ -238,20 +241,20 @@ def describe() -> list[KeyInfo]:
 def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None, **keywords: Any) -> Config:
     """The configuration from a TOML file, the environment (None: this process's), and keywords.
 
-    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of [server], [limits],
-    [batching] or [feedback] by itself (`state="dir"`); None means not given. Errors: ConfigError.
+    A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of the first section that has it, by itself
+    (`state="dir"`); `http="HOST:PORT"` is short for its address. None means not given. Errors: ConfigError.
     """
     leaves = _from_file(Path(path)) if path is not None else {}
     for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
         leaves.update(more)
     sections = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
-    server, limits, batching, feedback = (sections[section] for section in _SECTIONS)
+    server, limits, batching, feedback, http = (sections[section] for section in _SECTIONS)
     named = {
         section: {name: _build(kind, leaves, (section, name), batching) for name in _names(leaves, section)}
         for section, kind in _NAMED.items()
     }
     config = Config(
-        _with_token(server, leaves), limits, batching, feedback, named["models"], named["apps"], named["streams"],
+        _with_token(server, leaves), limits, batching, feedback, http, named["models"], named["apps"], named["streams"],
         named["model_streams"],
         {".".join(path): origin for path, (_, origin) in leaves.items()},
     )  # fmt: skip
@@ -367,7 +370,9 @@ def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 
 def _shorthand(at: _Path, value: Any) -> tuple[_Path, Any]:
-    """`batching = "static"` is short for `batching.mode = "static"`."""
+    """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for `http.address`."""
+    if at == ("http",) and isinstance(value, str):
+        return ("http", "address"), value
     is_batching = at == ("batching",) or (len(at) == 3 and at[0] == "models" and at[2] == "batching")
     return ((*at, "mode"), value) if is_batching and isinstance(value, str) else (at, value)
 
@@ -514,6 +519,7 @@ def _check(config: Config, leaves: _Leaves) -> None:
         return ConfigError(f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}")
 
     _check_address(config.server, refuse)
+    _check_http(config.http, refuse)
     if config.server.restart_ms_min > config.server.restart_ms_max:
         raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")
     for name, model in config.models.items():
@@ -569,5 +575,15 @@ def _check_address(server: ServerSettings, refuse: Any) -> None:
     host, colon, port = server.address.removeprefix("tcp://").rpartition(":")
     if not (server.address.startswith("tcp://") and colon and host and port.isdecimal() and int(port) <= 65535):
         raise refuse(at, "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT' (port 0 to 65535).")
-    if not (host in ("localhost", "[::1]") or host.startswith("127.")) and not (server.token or server.insecure):
+    if not is_loopback(host) and not (server.token or server.insecure):
         raise refuse(at, "other hosts could dial in. Set server.token, or server.insecure = true.")
+
+
+def _check_http(http: HttpSettings, refuse: Any) -> None:
+    for key in ("address", "admin"):
+        address = getattr(http, key)
+        host, _, port = address.rpartition(":")
+        if address and not (host and port.isdecimal() and int(port) <= 65535):
+            raise refuse(("http", key), "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).")
+    if http.admin and not http.token and not is_loopback(http.admin.rpartition(":")[0]):
+        raise refuse(("http", "admin"), "other hosts could manage this server. Set http.token.")

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching, roles_in
@@ -25,6 +25,7 @@ from clipper.serving.arrays import predict_array
 from clipper.serving.cache import Cache
 from clipper.serving.deciding import Deciding
 from clipper.serving.dispatch import Dispatch
+from clipper.serving.ear import Ear
 from clipper.serving.engines import Engines
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
@@ -36,9 +37,12 @@ from clipper.serving.scaling import replica_bounds
 from clipper.serving.stragglers import check_missing
 from clipper.state_dir import StateDir
 from clipper.store import open_store
-from clipper.types import Application, Batching, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.types import VERSION, Application, Batching, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
+
+if TYPE_CHECKING:
+    from clipper.frontend.frontends import Frontends
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
@@ -76,6 +80,7 @@ class ClipperServer(Streaming):
             self.catalog, running, self._learning, self._recorder, self._deployment.teaching, self._deciding
         )
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
+        self._frontends: Frontends | None = None
 
     # -- life
 
@@ -92,6 +97,9 @@ class ClipperServer(Streaming):
             self._questions.resolve(self.catalog.view)
             self._declare()
             self._learning.replay()
+            if self.config.http.address or self.config.http.admin:
+                self._frontends = self._with_frontends()
+                self._frontends.start()
             self._start_streams()
         except BaseException:
             self.close(drain_s=0)
@@ -105,6 +113,8 @@ class ClipperServer(Streaming):
             return
         self._closed = True
         atexit.unregister(self.close)
+        if self._frontends is not None:
+            self._frontends.drain()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
         self._deployment.refuse_new()
         self._stop_streams(until - time.monotonic())
@@ -113,6 +123,8 @@ class ClipperServer(Streaming):
             time.sleep(_DRAIN_POLL_S)
         self._deployment.stop()
         self._dispatch.stop()
+        if self._frontends is not None:
+            self._frontends.stop()
         self._deciding.close()
         self._deployment.containers.stop()
         self.catalog.close()
@@ -133,6 +145,16 @@ class ClipperServer(Streaming):
     def address(self) -> str:
         """Where containers dial in: `unix:/path` or `tcp:host:port`."""
         return self._listener.connect
+
+    @property
+    def http_address(self) -> str:
+        """Where queries come in over HTTP, `host:port`; empty without [http]."""
+        return "" if self._frontends is None else self._frontends.address
+
+    @property
+    def admin_address(self) -> str:
+        """Where management comes in over HTTP, alike."""
+        return "" if self._frontends is None else self._frontends.admin_address
 
     @property
     def token(self) -> str:
@@ -301,6 +323,17 @@ class ClipperServer(Streaming):
         return self._recorder.recorded(application)
 
     # -- inside
+
+    def _with_frontends(self) -> "Frontends":
+        """HTTP is imported by those who want it: it would be a tenth of the time that `import clipper` takes."""
+        from clipper.frontend.frontends import Frontends
+        from clipper.frontend.node import Node
+
+        questions = self._questions
+        node = Node(
+            VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed
+        )
+        return Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
 
     def _check_open(self) -> None:
         if self._closed:

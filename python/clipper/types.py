@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+VERSION = "0.1.0"  # of this distribution
+
 # -- names
 
 NAME_GRAMMAR = "[a-z0-9][a-z0-9._-]{0,127}"

@@ -1,7 +1,9 @@
 """The verbs: their help teaches, their errors are one line, and `up` ends in good order."""
 
+import http.client
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -207,6 +209,32 @@ def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Si
     assert "models: doubler:1" in seen
     assert "applications: double" in seen
     assert "clipper-container serve MODULE:MODEL --connect unix:" in seen
+
+
+def test_up_takes_queries_over_http(here: Path) -> None:
+    (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
+    (here / "clipper.toml").write_text(
+        '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels = ["doubler"]\nslo_ms = 5000\n'
+    )
+    command = [sys.executable, "-u", "-m", "clipper", "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            seen = read_until(process, "doubler:1/0 is connected")
+            if "containers dial in" not in seen:
+                seen += read_until(process, "--name NAME")
+            query, admin = re.findall(r"http://(127\.0\.0\.1:\d+)", seen)[::-1]
+            lines = [http.client.HTTPConnection(address, timeout=PATIENCE_S) for address in (query, admin)]
+            lines[0].request("POST", "/api/double/predict", '{"input": [1, 2, 3]}')
+            assert json.loads(lines[0].getresponse().read())["output"] == 12
+            lines[1].request("GET", "/admin/applications/double")
+            assert json.loads(lines[1].getresponse().read())["slo_ms"] == 5000
+            process.send_signal(signal.SIGTERM)
+            read_until(process, "closed\n")
+            for line in lines:
+                line.close()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
 
 
 def test_up_says_what_is_wrong_with_its_file(here: Path) -> None:

@@ -1,0 +1,75 @@
+"""The HTTP frontends of a server: which routes each listener has, and their life."""
+
+import asyncio
+from collections.abc import Callable
+
+from clipper.frontend.admin import Admin, guard
+from clipper.frontend.listeners import Handle, Listeners
+from clipper.frontend.messages import Outcome, Request, answer_json
+from clipper.frontend.node import Node
+from clipper.frontend.rest import Rest
+from clipper.frontend.rest_v2 import RestV2
+from clipper.frontend.routes import Routes
+from clipper.serving.ear import Ear
+
+
+class Frontends:
+    """Threads: any; start, drain and stop from one. `routes` and `admin_routes` take further routes until start()."""
+
+    def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear]) -> None:
+        self._node, self._make_ear = node, make_ear
+        self._listeners: Listeners | None = None
+        self.routes, self.admin_routes = Routes(), Routes()
+        self.address = self.admin_address = ""
+        Rest(node).add_to(self.routes)
+        RestV2(node).add_to(self.routes)
+        Admin(node).add_to(self.admin_routes)
+        for routes in (self.routes, self.admin_routes):
+            routes.add("GET", "/", _index(node, routes))
+
+    def start(self) -> None:
+        """Listen where [http] says. AddressInUse, ConfigError."""
+        settings = self._node.config.http
+        each: list[tuple[str, str, Handle]] = []
+        if settings.address:
+            each.append(("address", settings.address, _finding(self.routes)))
+        if settings.admin:
+            each.append(("admin", settings.admin, _guarded(guard(settings), _finding(self.admin_routes))))
+        self._listeners = Listeners(settings, each, self._make_ear)
+        found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
+        self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
+        self._listeners.start()
+
+    def drain(self) -> None:
+        """Take no new connections; close each after the responses it waits for."""
+        if self._listeners is not None:
+            self._listeners.drain()
+
+    def stop(self) -> None:
+        """Send the last responses; every query has ended before. Idempotent."""
+        listeners, self._listeners = self._listeners, None
+        if listeners is not None:
+            listeners.stop()
+
+
+def _finding(routes: Routes) -> Handle:
+    def handle(request: Request) -> Outcome:
+        return routes.find(request)(request)
+
+    return handle
+
+
+def _guarded(check: Callable[[Request], None], handle: Handle) -> Handle:
+    def guarded(request: Request) -> Outcome:
+        check(request)
+        return handle(request)
+
+    return guarded
+
+
+def _index(node: Node, routes: Routes) -> Handle:
+    def index(request: Request) -> Outcome:
+        lines = [f"{method} {pattern.replace('{}', 'NAME', 1).replace('{}', 'VERSION')}" for method, pattern in routes]
+        return answer_json({"name": "clipper", "version": node.version, "routes": lines})
+
+    return index

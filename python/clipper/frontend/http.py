@@ -1,0 +1,435 @@
+"""HTTP/1.1: bytes to requests and responses to bytes, and what a stranger may not do.
+
+Our own protocol class on uvloop, with httptools (llhttp) to read. A framework costs four to ten times the CPU of a query; and
+what matters here is what is refused. llhttp, without any of its leniencies, refuses what two readers of one message could take
+for different messages: Content-Length with Transfer-Encoding, two of either, signs and commas in a length, folded headers, a bare
+LF or CR, blanks before a colon. What it lets pass and we do not: Transfer-Encoding in HTTP/1.0, and a request without Host or
+with two. Everything a client can make grow has a bound (`[http]`), and everything it can delay a time: one look over all
+connections every so often, instead of timers for each.
+
+A connection keeps its requests in order: each has an `Exchange`, and responses leave from the front of the queue. A request
+is handled at once, on the loop's thread, unless its body is large or its handler asks for a worker thread. A client that hangs
+up cancels its queries. A connection that is refused is read on for a moment, or the client's kernel would throw the response
+away.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+
+from clipper.errors import ClipperError, TooLarge
+from clipper.frontend.messages import (
+    JSON,
+    KNOWN_HEADERS,
+    PROBLEM,
+    Later,
+    Outcome,
+    Refused,
+    Request,
+    Response,
+    Work,
+    head_of,
+    inflate,
+    problem,
+)
+from clipper.http_settings import HttpSettings
+from clipper.serving.ear import Ear, Future
+
+_log = logging.getLogger(__name__)
+_LINGER_S = 2.0
+_WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_IDLE, _HEAD, _BODY = range(3)
+
+
+class _Methods(dict[bytes, str]):
+    """As text, by their bytes; the parser knows a few dozen."""
+
+    def __missing__(self, method: bytes) -> str:
+        text = self[method] = method.decode("ascii")
+        return text
+
+
+_METHODS = _Methods()
+_canonical: dict[bytes, bytes] = {}  # header names as clients write them -> ours, or empty: few, and bounded
+
+
+class Service:
+    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s, date: of the last look."""
+
+    def __init__(
+        self, settings: HttpSettings, handle: Callable[[Request], Outcome], ear: Ear, run: Callable[..., Any]
+    ) -> None:
+        self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self.now_s = 0.0
+        self.date = b""
+
+    def busy(self) -> bool:
+        return any(connection.is_busy for connection in self.connections)
+
+    def drain(self) -> None:
+        """Close what is idle; the rest after its response."""
+        self.draining = True
+        for connection in tuple(self.connections):
+            connection.drain()
+
+    def look(self, now_s: float, date: bytes) -> None:
+        self.now_s, self.date = now_s, date
+        for connection in tuple(self.connections):
+            connection.look(now_s)
+
+
+class Exchange:
+    """A request and the place of its response. Threads: the loop's."""
+
+    __slots__ = ("close", "connection", "data", "head_only", "later", "request", "waits_for")
+
+    def __init__(self, connection: "Connection", request: Request, close: bool) -> None:
+        self.connection, self.request, self.close = connection, request, close
+        self.head_only = request.method == "HEAD"
+        self.data: bytes | None = None
+        self.later: Later | None = None
+        self.waits_for = 0
+
+    def settle(self, outcome: Outcome) -> None:
+        if type(outcome) is Response:
+            self.answer(outcome)
+        elif type(outcome) is Later:
+            self.later = outcome
+            if not self.connection.gone:
+                self._wait()
+            else:
+                self.cancel()
+        else:
+            assert type(outcome) is Work
+            self.connection.service.run(outcome.run, self)
+
+    def _wait(self, _: Future | None = None) -> None:
+        """Until the last of the futures is done; one after another, as each wait is for all that were done meanwhile."""
+        later = self.later
+        assert later is not None
+        while self.waits_for < len(later.futures):
+            future = later.futures[self.waits_for]
+            self.waits_for += 1
+            if self.connection.service.ear.hear(future, self._wait):
+                return
+        try:
+            self.answer(later.make())
+        except Exception as error:
+            self.fail(error)
+
+    def cancel(self) -> None:
+        if self.later is not None:
+            for future in self.later.futures:
+                future.cancel()
+
+    def fail(self, error: Exception) -> None:
+        if not isinstance(error, ClipperError):
+            _log.exception("request %s: %s %r", self.request.id.decode(), self.request.method, self.request.path, exc_info=error)
+        content_type = JSON if self.request.path.startswith(b"/v2") else PROBLEM
+        self.answer(problem(error, self.request.id, content_type))
+
+    def answer(self, response: Response) -> None:
+        connection = self.connection
+        if connection.gone:
+            return
+        if connection.service.draining:
+            self.close = True
+        id = self.request.given_id or response.id or self.request.id
+        head = head_of(response, id, connection.service.date, self.close)
+        self.data = head if self.head_only or response.status == 204 else head + response.body
+        connection.flush()
+
+
+class Connection(asyncio.Protocol):
+    """One client. Threads: the loop's."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.gone = False  # nothing more is sent
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._open: deque[Exchange] = deque()
+        self._phase = _IDLE
+        self._since_s = 0.0
+        self._stalled_s = 0.0
+        self._deaf = False  # what still comes is thrown away
+        self._paused = self._upgrade = False
+        self._full = False  # the transport's buffer
+        self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
+        self._messages = 0
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: bytes | bytearray = b""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._open) or self._phase != _IDLE
+
+    # -- the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
+        self._transport = transport
+        service = self.service
+        self._since_s = service.now_s
+        service.connections.add(self)
+        if len(service.connections) > service.settings.connections_max:
+            hint = "See http.connections_max."
+            self._refuse(Refused(503, "too many connections are open.", hint, ((b"retry-after", b"1"),)))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = self._deaf = True
+        self.service.connections.discard(self)
+        for exchange in self._open:
+            exchange.cancel()
+        self._open.clear()
+
+    def eof_received(self) -> bool:
+        """The client is gone, as far as anybody can tell: the transport closes, and that cancels what it asked."""
+        return False
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._stalled_s = self.service.now_s
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """A client that does not read, or asks without end, is not read."""
+        wanted = self._full or len(self._open) >= self.service.settings.pipeline_max
+        if wanted != self._paused and not self.gone and not self._transport.is_closing():
+            self._paused = wanted
+            (self._transport.pause_reading if wanted else self._transport.resume_reading)()
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        before = self._messages if self._phase == _HEAD else -1
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            _log.exception("reading a request failed", exc_info=error.__context__ or error)
+            self._refuse(Refused(400, "the request cannot be read."))
+        except httptools.HttpParserError as error:
+            self._refuse(Refused(400, f"the request is no HTTP/1.1: {error}."))
+        if self._phase == _HEAD and before == self._messages:
+            self._fed_bytes += len(data)
+            if self._fed_bytes > self.service.settings.header_bytes_max:
+                self._refuse_head()
+
+    def _decline(self, rest: bytes) -> None:
+        """Another protocol was offered, and the parser stops at the end of the head, body or no body. Nobody has to accept: the
+        same request is read again, without the offer."""
+        self._upgrade = False
+        if self._deaf:
+            return
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(Refused(405, "this is no proxy.", headers=((b"allow", b"GET, POST"),)))
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        headers = b"".join([b"%s: %s\r\n" % header for header in self._headers.items()])
+        self.data_received(b"%s %s HTTP/1.1\r\n%s\r\n" % (method, self._url, headers) + rest)
+
+    def on_message_begin(self) -> None:
+        self._phase = _HEAD
+        self._since_s = self.service.now_s
+        self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
+        self._url = self._body = b""
+        self._headers = {}
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        known = _canonical.get(name)
+        if known is None:
+            known = _learn_name(name)
+        if known and self._phase == _HEAD:  # not those that follow a chunked body
+            if known == b"host":
+                self._hosts += 1
+            self._headers[known] = value
+        elif self._head_bytes > self.service.settings.header_bytes_max and self._phase == _BODY:
+            self._refuse_head()
+
+    def on_headers_complete(self) -> None:
+        settings = self.service.settings
+        self._phase = _BODY
+        self._upgrade = self._parser.should_upgrade()
+        if self._deaf or self._upgrade:
+            return
+        if self._head_bytes + len(self._url) > settings.header_bytes_max:
+            self._refuse_head()
+        elif self._hosts != 1 and (self._hosts or self._parser.get_http_version() != "1.0"):
+            self._refuse(Refused(400, f"the request has {self._hosts} Host headers: it needs one."))
+        elif b"transfer-encoding" in self._headers and self._parser.get_http_version() == "1.0":
+            self._refuse(Refused(400, "HTTP/1.0 knows no Transfer-Encoding."))
+        elif int(self._headers.get(b"content-length", 0)) > settings.body_bytes_max:
+            self._refuse_body()
+        elif b"expect" in self._headers:
+            if self._headers[b"expect"].lower() != b"100-continue":
+                self._refuse(Refused(417, "the only expectation known here is 100-continue."))
+            elif not self._open:
+                self._transport.write(_CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        if self._deaf:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self.service.settings.body_bytes_max:
+            self._refuse_body()
+        elif not self._body:
+            self._body = body
+        elif isinstance(self._body, bytearray):
+            self._body += body
+        else:
+            self._body = bytearray(self._body) + body
+
+    def on_message_complete(self) -> None:
+        if self._deaf or self._upgrade:
+            return
+        self._messages += 1
+        self._phase = _IDLE
+        self._since_s = self.service.now_s
+        path, query = self._url, b""
+        if b"?" in path:
+            path, _, query = path.partition(b"?")
+        if path[:1] != b"/":
+            path = _origin_form(path)
+        request = Request(_METHODS[self._parser.get_method()], path, query, self._headers, self._body)
+        self._body = b""
+        exchange = Exchange(self, request, not self._parser.should_keep_alive())
+        self._open.append(exchange)
+        self._handle(exchange)
+        if len(self._open) >= self.service.settings.pipeline_max:
+            self._regulate()
+
+    def _handle(self, exchange: Exchange) -> None:
+        service, request = self.service, exchange.request
+        try:
+            if b"content-encoding" in request.headers:
+                encoding = request.headers[b"content-encoding"]
+                request.body = inflate(request.body, encoding, service.settings.body_bytes_max)
+            if len(request.body) >= _WORKER_FROM:
+                exchange.settle(Work(lambda: _settled(service.handle(request))))
+            else:
+                exchange.settle(service.handle(request))
+        except Exception as error:
+            exchange.fail(error)
+
+    # -- writing
+
+    def flush(self) -> None:
+        """Send what is ready, in the order it was asked for."""
+        transport, waiting = self._transport, self._open
+        while waiting and waiting[0].data is not None:
+            exchange = waiting.popleft()
+            assert exchange.data is not None
+            if self.gone:
+                continue
+            transport.write(exchange.data)
+            if exchange.close:
+                self._end()
+                return
+        if self._paused and not self._full:
+            self._regulate()
+        if self._phase == _IDLE:
+            self._since_s = self.service.now_s
+
+    def _end(self) -> None:
+        """No more responses. The client may still be sending: its kernel would drop what it has not read if we closed now."""
+        self.gone = self._deaf = True
+        for exchange in self._open:
+            exchange.cancel()
+        self._open.clear()
+        self._stalled_s = self.service.now_s
+        if self._phase == _IDLE:
+            self._transport.close()
+            return
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _refuse(self, error: ClipperError) -> None:
+        """The last response: what follows on this connection cannot be understood, or will not be read."""
+        if self.gone or self._deaf:
+            return
+        self._deaf = True
+        if self._phase == _IDLE:
+            self._phase = _HEAD
+        exchange = Exchange(self, Request("GET", b"", b"", {}, b""), True)
+        self._open.append(exchange)
+        exchange.answer(problem(error, exchange.request.id))
+
+    def _refuse_head(self) -> None:
+        most = self.service.settings.header_bytes_max
+        self._refuse(Refused(431, f"request line and headers have more than {most} bytes.", "See http.header_bytes_max."))
+
+    def _refuse_body(self) -> None:
+        most = self.service.settings.body_bytes_max
+        self._refuse(TooLarge(f"the body has more than {most} bytes.", hint="See http.body_bytes_max."))
+
+    # -- time
+
+    def drain(self) -> None:
+        if not self.is_busy:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def look(self, now_s: float) -> None:
+        settings = self.service.settings
+        if self.gone:
+            if now_s - self._stalled_s > _LINGER_S:
+                self._transport.abort()
+        elif self._full:
+            if now_s - self._stalled_s > settings.idle_s:
+                self._transport.abort()
+        elif self._deaf or self._open:
+            return
+        elif self._phase == _IDLE:
+            if now_s - self._since_s > settings.idle_s:
+                self._transport.close()
+        elif self._phase == _HEAD:
+            if now_s - self._since_s > settings.header_s:
+                self._refuse(Refused(408, f"the headers did not arrive within {settings.header_s:g} s.", "See http.header_s."))
+        elif (late_s := now_s - self._since_s - settings.header_s) > 0 and self._body_bytes < late_s * settings.body_bytes_s_min:
+            slow = f"the body came with less than {settings.body_bytes_s_min} bytes a second."
+            self._refuse(Refused(408, slow, "See http.body_bytes_s_min."))
+
+
+def _settled(outcome: Outcome) -> Response | Later:
+    while isinstance(outcome, Work):
+        outcome = outcome.run()
+    return outcome
+
+
+def _learn_name(name: bytes) -> bytes:
+    lower = name.lower()
+    known = lower if lower in KNOWN_HEADERS else b""
+    if len(_canonical) < 1024:
+        _canonical[name] = known
+    return known
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of `http://host/path`, as proxies write it; anything else stays what it is."""
+    scheme, found, rest = target.partition(b"://")
+    return b"/" + rest.partition(b"/")[2] if found and scheme.lower() in (b"http", b"https") else target

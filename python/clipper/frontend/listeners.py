@@ -1,0 +1,163 @@
+"""Where HTTP listens: one thread with an event loop for all listeners, worker threads for what blocks, and their end."""
+
+import asyncio
+import contextlib
+import email.utils
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future as WorkFuture
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvloop
+
+from clipper.clock import wall_time_us
+from clipper.errors import AddressInUse, ConfigError
+from clipper.frontend.http import Connection, Exchange, Service
+from clipper.frontend.messages import Outcome, Request
+from clipper.http_settings import HttpSettings
+from clipper.serving.ear import Ear
+
+_log = logging.getLogger(__name__)
+_WORKERS = 4
+_LOOK_S_MAX = 0.5
+_GRACE_S = 1.0  # for the last responses to leave, once every query has ended
+Handle = Callable[[Request], Outcome]
+
+
+class Listeners:
+    """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
+
+    each: (key of [http] that holds the address, the address, what handles requests there).
+    """
+
+    def __init__(
+        self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear]
+    ) -> None:
+        self._settings = settings
+        self._make_ear = make_ear
+        self._sockets = _bind_all(each, settings.backlog)
+        self.addresses = [_address_of(listener) for listener, _ in self._sockets]
+        self._loop = uvloop.new_event_loop()
+        self._workers = ThreadPoolExecutor(_WORKERS, "clipper-http-work")
+        self._services: list[Service] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._thread = threading.Thread(target=self._run, name="clipper-http", daemon=True)
+        self._serving = threading.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._serving.wait()
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        ear = self._make_ear(loop)
+        try:
+            loop.run_until_complete(self._listen(ear))
+            self._look()
+            self._serving.set()
+            loop.run_forever()
+        finally:
+            self._serving.set()
+            ear.close()
+            for service in self._services:
+                for connection in tuple(service.connections):
+                    connection.abort()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _listen(self, ear: Ear) -> None:
+        for listener, handle in self._sockets:
+            service = Service(self._settings, handle, ear, self._run_on_worker)
+            self._services.append(service)
+            server = await self._loop.create_server(_factory(service), sock=listener, backlog=self._settings.backlog)
+            self._servers.append(server)
+
+    def _look(self) -> None:
+        now_s, date = self._loop.time(), email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode()
+        for service in self._services:
+            service.look(now_s, date)
+        each_s = min(_LOOK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
+        self._loop.call_later(each_s, self._look)
+
+    # -- worker threads
+
+    def _run_on_worker(self, run: Callable[[], Outcome], exchange: Exchange) -> None:
+        def settle(done: "WorkFuture[Outcome]") -> None:
+            error = done.exception()
+            step = (exchange.fail, error) if error is not None else (exchange.settle, done.result())
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(*step)
+
+        try:
+            self._workers.submit(run).add_done_callback(settle)
+        except RuntimeError as error:  # the workers are gone: the server is closing
+            exchange.fail(error)
+
+    # -- the end
+
+    def drain(self) -> None:
+        """Take no new connections, close idle ones, the others after their responses."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        for server in self._servers:
+            server.close()
+        for service in self._services:
+            service.drain()
+
+    def stop(self) -> None:
+        """Send what can still be sent, and end. Every query has ended before."""
+        self.drain()
+        self._workers.shutdown(wait=True)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._leave, self._loop.time() + _GRACE_S)
+            self._thread.join()
+        else:
+            self._loop.close()
+        for listener, _ in self._sockets:
+            listener.close()
+
+    def _leave(self, until_s: float) -> None:
+        if self._loop.time() < until_s and any(service.connections for service in self._services):
+            self._loop.call_later(0.005, self._leave, until_s)
+        else:
+            self._loop.stop()
+
+
+def _factory(service: Service) -> Callable[[], Connection]:
+    return lambda: Connection(service)
+
+
+def _bind_all(each: Sequence[tuple[str, str, Handle]], backlog: int) -> list[tuple[socket.socket, Handle]]:
+    with contextlib.ExitStack() as bound:
+        found = [(bound.enter_context(_bind(key, address, backlog)), handle) for key, address, handle in each]
+        bound.pop_all()
+        return found
+
+
+def _bind(key: str, address: str, backlog: int) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        hint = f"Stop what listens there, or choose another http.{key}; port 0 takes any free one."
+        kind = ConfigError if isinstance(error, socket.gaierror) else AddressInUse
+        raise kind(f"cannot listen on http.{key} = {address!r}: {error.strerror or error}.", hint=hint) from None
+    return listener
+
+
+def _address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

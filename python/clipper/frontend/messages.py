@@ -1,0 +1,223 @@
+"""Requests and responses, without sockets. A handler takes a `Request` and returns what is to become of it: an `Outcome`."""
+
+import http
+import itertools
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from clipper.errors import ClipperError, InvalidInput, ModelFailed, Overloaded, ShuttingDown, TooLarge
+from clipper.serving.ear import Future
+
+JSON: Final = b"application/json"
+PROBLEM: Final = b"application/problem+json"
+TEXT: Final = b"text/plain; charset=utf-8"
+BINARY: Final = b"application/octet-stream"
+Headers = Mapping[bytes, bytes]
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+_PREFIX = os.urandom(6).hex()
+_numbers = itertools.count(1)
+
+
+class Request:
+    """One request, read in full. Threads: one at a time.
+
+    headers: those of `KNOWN_HEADERS`, by lower-case name.  params: what the route's `{...}` stand for.
+    """
+
+    __slots__ = ("_id", "body", "headers", "method", "params", "path", "query")
+
+    def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray) -> None:
+        self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
+        self.params: tuple[str, ...] = ()
+        self._id = b""
+
+    @property
+    def given_id(self) -> bytes:
+        """X-Request-Id, if it is 1 to 128 visible ASCII characters; else empty."""
+        given = self.headers.get(b"x-request-id", b"")
+        return given if given and _REQUEST_ID.fullmatch(given) else b""
+
+    @property
+    def id(self) -> bytes:
+        """The request's id: given, or made up now."""
+        if not self._id:
+            self._id = self.given_id or b"%s-%x" % (_PREFIX.encode(), next(_numbers))
+        return self._id
+
+
+KNOWN_HEADERS: Final = frozenset(
+    (
+        b"authorization", b"clipper-deadline-ms", b"content-encoding", b"content-length", b"content-type", b"expect", b"host",
+        b"inference-header-content-length", b"origin", b"transfer-encoding", b"x-request-id",
+    )
+)  # fmt: skip
+
+
+class Response:
+    """headers: further ones, names and values without CR, LF or NUL.  id: X-Request-Id, when it is not the request's own."""
+
+    __slots__ = ("body", "content_type", "headers", "id", "status")
+
+    def __init__(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Sequence[tuple[bytes, bytes]] = (), id: bytes = b""
+    ) -> None:
+        self.status, self.body, self.content_type, self.headers, self.id = status, body, content_type, headers, id
+
+
+class Later:
+    """A response that is made, on the event loop, once all `futures` are done."""
+
+    __slots__ = ("futures", "make")
+
+    def __init__(self, futures: Sequence[Future], make: Callable[[], Response]) -> None:
+        self.futures, self.make = futures, make
+
+
+class Work:
+    """What would hold up the event loop: run on a worker thread, it has an outcome of its own."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: "Callable[[], Response | Later]") -> None:
+        self.run = run
+
+
+Outcome = Response | Later | Work
+Handler = Callable[[Request], Outcome]
+
+
+class Refused(ClipperError):
+    """What HTTP itself refuses, with a status that no error of ours has. headers: as a Response's."""
+
+    def __init__(self, status: int, message: str, hint: str = "", headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.status, self.headers = status, headers
+
+
+# -- JSON
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if hasattr(value, "quantile"):  # a histogram
+        shares = {f"p{100 * q:g}": value.quantile(q) for q in (0.5, 0.9, 0.99, 0.999)} if value.count else {}
+        return {"count": value.count, "mean": value.mean, "max": value.max, **shares}
+    return str(value)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+to_json: Callable[[Any], bytes] = _ENCODER.encode
+
+
+def answer_json(value: Any, status: int = 200) -> Response:
+    return Response(status, to_json(value))
+
+
+def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") -> Any:
+    """What `text` says. InvalidInput that names the byte where it is no JSON, or the member that is not what it should be."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$", f"`{at}")
+        raise InvalidInput(f"{message}{'' if '`$' in message else f' - at `{at}`'}.") from None
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the body is no JSON: {error}.") from None
+    except (RecursionError, UnicodeDecodeError, OverflowError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidInput(f"the body is no JSON: {why}.") from None
+
+
+# -- errors
+
+
+def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) -> Response:
+    """The one error body: RFC 9457, and `error`, which clients of the Open Inference Protocol read. What is not an error of ours
+    is said to be internal, without its words: they may hold paths."""
+    if not isinstance(error, ClipperError):
+        error = ClipperError("an internal error; the server's log has it under this request's id.")
+    status = error.status if isinstance(error, Refused) else error.rest_status
+    body = {
+        "error": str(error),
+        "type": f"urn:clipper:error:{_slug(error, status)}",
+        "title": _phrase(status),
+        "status": status,
+        "detail": error.message,
+        "hint": error.hint,
+        "request_id": request_id.decode("ascii"),
+    }
+    headers = list(error.headers) if isinstance(error, Refused) else []
+    if status in (429, 503) and not any(name == b"retry-after" for name, _ in headers):
+        headers.append((b"retry-after", b"%d" % retry_after_s(error)))
+    return Response(status, to_json(body), content_type, headers, request_id)
+
+
+def _slug(error: ClipperError, status: int) -> str:
+    return f"http-{status}" if isinstance(error, Refused) else error.slug
+
+
+def retry_after_s(error: ClipperError) -> int:
+    """Whole seconds, at least one: as long as the queue needs, or what a restart usually takes."""
+    if isinstance(error, Overloaded):
+        return max(1, math.ceil(error.retry_after_s))
+    return 5 if isinstance(error, ShuttingDown) else 1
+
+
+def _phrase(status: int) -> str:
+    try:
+        return http.HTTPStatus(status).phrase
+    except ValueError:
+        return "Client Closed Request" if status == 499 else "Error"
+
+
+def without_traceback(error: Exception) -> Exception:
+    """A model's failure as a client may read it: its last line, not the traceback with the paths of its files."""
+    if isinstance(error, ModelFailed):
+        lines = error.message.strip().splitlines()
+        return ModelFailed(f"the model failed: {lines[-1][:500] if lines else 'no reason given'}.")
+    return error
+
+
+# -- the bytes of a response
+
+_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+_BODILESS = frozenset((204, 304))
+
+
+def head_of(response: Response, request_id: bytes, date: bytes, close: bool) -> bytes:
+    line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (response.status, _phrase(response.status).encode())
+    extra = b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers]) if response.headers else b""
+    if extra and (b"\0" in extra or extra.count(b"\r\n") != len(response.headers) or extra.count(b"\n") != len(response.headers)):
+        raise ValueError("a header of a response holds CR, LF or NUL")
+    if response.status not in _BODILESS:
+        extra = b"content-type: %s\r\ncontent-length: %d\r\n%s" % (response.content_type, len(response.body), extra)
+    last = b"connection: close\r\n\r\n" if close else b"\r\n"
+    return b"%sdate: %s\r\n%sx-request-id: %s\r\n%s" % (line, date, extra, request_id, last)
+
+
+def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | bytearray:
+    """The body without its Content-Encoding: gzip, deflate or identity. TooLarge above `size_max`; Refused for another coding."""
+    encoding = encoding.strip().lower()
+    if encoding in (b"", b"identity"):
+        return body
+    bits = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}.get(encoding)
+    if bits is None:
+        raise Refused(415, "the Content-Encoding of this request is not known here.", "Use gzip, deflate, or none.")
+    inflater = zlib.decompressobj(bits)
+    try:
+        plain = inflater.decompress(body, size_max + 1)
+    except zlib.error:
+        raise InvalidInput(f"the body is not what its Content-Encoding says: {encoding.decode()}.") from None
+    if len(plain) > size_max:
+        raise TooLarge(f"the body has more than {size_max} bytes when decompressed.", hint="See http.body_bytes_max.")
+    if not inflater.eof or inflater.unused_data:
+        raise InvalidInput(f"the body is not one complete stream of {encoding.decode()}.")
+    return plain

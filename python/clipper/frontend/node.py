@@ -1,0 +1,48 @@
+"""What a frontend needs of its server, as the server hands it over."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clipper.catalog import Catalog
+from clipper.config import Config
+from clipper.serving.application import slo_in_us
+from clipper.serving.processor import Question
+from clipper.types import PredictionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Threads: any.
+
+    question: an application by name (UnknownApplication).  question_for: of a request that names its models itself.
+    set_application: makes or changes one, as `ClipperServer.app`.  stats: `ClipperServer.stats`.  closed: whether it is closing.
+    """
+
+    version: str
+    config: Config
+    catalog: Catalog
+    question: Callable[[str], Question]
+    question_for: Callable[[PredictionRequest], Question]
+    set_application: Callable[..., Any]
+    stats: Callable[[], dict[str, Any]]
+    closed: Callable[[], bool]
+
+    def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
+        """InvalidInput for an SLO out of its range."""
+        return otherwise_us if slo_ms is None else slo_in_us(slo_ms, self.config.limits.slo_ms_max)
+
+    def running(self) -> set[str]:
+        """The models that a container runs now, as `name:version`."""
+        return {name for name, row in self.stats()["models"].items() if row["has"]}
+
+    def is_ready(self, application: str, running: set[str]) -> bool:
+        """Whether a query of it would find a model."""
+        return any(str(id) in running for id in self.question(application).models)
+
+    def unready(self) -> list[str]:
+        """The applications none of whose models has a container now; "the server is closing" when it is."""
+        if self.closed():
+            return ["the server is closing"]
+        running = self.running()
+        return sorted(name for name in self.catalog.view.applications if not self.is_ready(name, running))

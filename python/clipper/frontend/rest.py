@@ -1,0 +1,297 @@
+"""The applications over HTTP: ask, tell what was right, look. And the routes of the original Clipper, for its clients.
+
+`POST /api/APP/predict` and `/feedback`, one or many; `GET /api` and `/api/APP`. Errors: frontend/messages.py.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from clipper.errors import ClipperError, InvalidInput, UnknownPrediction, did_you_mean
+from clipper.frontend.answers import answer_of
+from clipper.frontend.inputs import Inputs, items_of
+from clipper.frontend.messages import (
+    TEXT,
+    Later,
+    Outcome,
+    Request,
+    Response,
+    Work,
+    answer_json,
+    read_json,
+    to_json,
+)
+from clipper.frontend.node import Node
+from clipper.frontend.routes import Routes
+from clipper.serving.ear import Future
+from clipper.serving.observe import observe, observe_many, truth_of, weight_of
+from clipper.serving.processor import Question, predict
+from clipper.types import Answer, PredictionRequest
+
+_NOTHING = msgspec.Raw(b"")
+
+
+class _Predict(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a predict. context: another name for user."""
+
+    input: msgspec.Raw = _NOTHING
+    inputs: msgspec.Raw = _NOTHING
+    user: str | None = None
+    context: str | None = None
+    slo_ms: float | None = None
+    salt: int = 0
+
+
+class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
+    id: str | None = None
+    input: msgspec.Raw = _NOTHING
+    user: str | None = None
+    context: str | None = None
+    label: Any = None
+    correct: bool | None = None
+    score: float | None = None
+    weight: float = 1.0
+
+
+class _Told(_Feedback):
+    """The body of a feedback: one, or many in `feedback`."""
+
+    feedback: list[_Feedback] | None = None
+
+
+class _OldPredict(msgspec.Struct):
+    """As the original Clipper's clients write it."""
+
+    input: msgspec.Raw = _NOTHING
+    input_batch: msgspec.Raw = _NOTHING
+    version: str | int | None = None
+
+
+class _OldUpdate(msgspec.Struct):
+    input: msgspec.Raw
+    label: Any
+    uid: int | str = 0
+
+
+class Predicted(msgspec.Struct):
+    """The answer to one query, as JSON has it. `id`: for feedback."""
+
+    id: str
+    output: Any
+    confidence: float
+    default: bool
+    reason: str
+    models: list[str]
+    missing: list[str]
+    agreement: float
+    latency_us: int
+
+
+_read_predict = functools.partial(read_json, msgspec.json.Decoder(_Predict))
+_read_told = functools.partial(read_json, msgspec.json.Decoder(_Told))
+_read_old_predict = functools.partial(read_json, msgspec.json.Decoder(_OldPredict))
+_read_old_update = functools.partial(read_json, msgspec.json.Decoder(_OldUpdate))
+_name_of = functools.lru_cache(4096)(str)
+
+
+class Rest:
+    """Threads: any."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._inputs = Inputs()
+
+    def add_to(self, routes: Routes) -> None:
+        routes.add("GET", "/api", self.applications)
+        routes.add("GET", "/api/{}", self.application)
+        routes.add("POST", "/api/{}/predict", self.predict)
+        routes.add("POST", "/api/{}/feedback", self.feedback)
+        routes.add("POST", "/{}/predict", self.old_predict)
+        routes.add("POST", "/{}/update", self.old_update)
+
+    # -- looking
+
+    def applications(self, request: Request) -> Outcome:
+        names = sorted(self._node.catalog.view.applications)
+        return answer_json({"applications": [self._about(name) for name in names]})
+
+    def application(self, request: Request) -> Outcome:
+        return answer_json(self._about(request.params[0]))
+
+    def _about(self, name: str) -> dict[str, Any]:
+        record, question = self._node.catalog.view.application(name), self._node.question(name)
+        return {
+            "name": name, "input": str(record.input), "models": [str(id) for id in question.models], "slo_ms": record.slo_ms,
+            "default": record.default, "policy": record.policy, "confidence_min": record.confidence_min,
+        }  # fmt: skip
+
+    # -- asking
+
+    def predict(self, request: Request) -> Outcome:
+        question = self._node.question(request.params[0])
+        body: _Predict = _reading(_read_predict, request.body, _Predict)
+        user = _user(body)
+        slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        read = self._inputs.reader(question)
+        if body.inputs is not _NOTHING:
+            if body.input is not _NOTHING:
+                raise InvalidInput("a request has `input` or `inputs`, not both.")
+            futures = self._ask_all(question, items_of(body.inputs, "$.inputs"), "$.inputs", user, slo_us, body.salt)
+            return _outcome(futures, functools.partial(_many_predicted, futures, question))
+        if body.input is _NOTHING:
+            raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.')
+        future = predict(question, read(body.input, "$.input"), user, slo_us, body.salt)
+        if future.done():
+            return _one_predicted(future, question)
+        return Later((future,), functools.partial(_one_predicted, future, question))
+
+    def _ask_all(
+        self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0
+    ) -> list[Future]:
+        """A query for each. All are read before the first is asked."""
+        most = self._node.config.http.queries_max
+        if len(texts) > most:
+            hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
+            raise InvalidInput(f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint)
+        read = self._inputs.reader(question)
+        rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
+        return [predict(question, row, user, slo_us, salt) for row in rows]
+
+    # -- telling
+
+    def feedback(self, request: Request) -> Outcome:
+        name = request.params[0]
+        question = self._node.question(name)
+        body: _Told = _reading(_read_told, request.body, _Told)
+        if body.feedback is None:
+            single = self._checked(question, body)
+            return Work(lambda: answer_json({"counted": observe(question, *single)}))
+        items = body.feedback
+        told = [self._checked(question, item) for item in items]
+        return Work(lambda: self._tell_all(question, items, told))
+
+    def _checked(self, question: Question, item: _Feedback) -> tuple[Any, ...]:
+        """What `observe` takes."""
+        row = None if item.input is _NOTHING else self._inputs.reader(question)(item.input, "$.input")
+        truth = truth_of(item.label, item.correct, item.score)
+        return item.id, row, _user(item), truth, weight_of(item.weight)
+
+    def _tell_all(self, question: Question, items: list[_Feedback], told: list[tuple[Any, ...]]) -> Response:
+        if all(item.id is not None and item.label is not None and item.weight == 1 for item in items):
+            counted = observe_many(question, [item.id or "" for item in items], [item.label for item in items])
+            return answer_json(msgspec.structs.asdict(counted))
+        counts = {"counted": 0, "duplicates": 0, "unknown": 0}
+        for each in told:
+            try:
+                counts["counted" if observe(question, *each) else "duplicates"] += 1
+            except UnknownPrediction:
+                counts["unknown"] += 1
+        return answer_json(counts)
+
+    # -- the original's routes
+
+    def old_predict(self, request: Request) -> Outcome:
+        question = self._node.question(request.params[0])
+        body: _OldPredict = _read_old_predict(request.body)
+        if body.version is not None:
+            question = self._pinned(question, str(body.version))
+        if body.input_batch is not _NOTHING:
+            texts = items_of(body.input_batch, "$.input_batch")
+            futures = self._ask_all(question, texts, "$.input_batch", None, question.slo_us)
+            return _outcome(futures, functools.partial(_old_many, futures))
+        if body.input is _NOTHING:
+            raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.')
+        future = predict(question, self._inputs.reader(question)(body.input, "$.input"), None, question.slo_us, 0)
+        return _outcome((future,), functools.partial(_old_one, future))
+
+    def _pinned(self, question: Question, version: str) -> Question:
+        """The application with one version of its (first) model, current or not."""
+        if not question.models:
+            raise InvalidInput(f"application {question.name!r} links no model, so it has no version {version[:20]!r}.")
+        model = f"{question.models[0].name}:{version}"
+        return self._node.question_for(PredictionRequest(None, question.name, (model,)))
+
+    def old_update(self, request: Request) -> Outcome:
+        question = self._node.question(request.params[0])
+        body: _OldUpdate = _read_old_update(request.body)
+        row = self._inputs.reader(question)(body.input, "$.input")
+        user = None if body.uid in (0, "", "0") else str(body.uid)
+
+        def tell() -> Response:
+            counts = observe(question, None, row, user, truth_of(body.label, None, None), 1.0)
+            return Response(200, b"Feedback received? %d" % counts, TEXT)
+
+        return Work(tell)
+
+
+# -- what comes in
+
+
+def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:
+    try:
+        return read(text)
+    except InvalidInput as error:
+        unknown = error.message.partition("unknown field `")[2].partition("`")[0]
+        if unknown:
+            guess = did_you_mean(unknown, kind.__struct_fields__) or "."
+            known = ", ".join(kind.__struct_fields__)
+            raise InvalidInput(f"unknown member {unknown!r}{guess}", hint=f"Members: {known}.") from None
+        raise
+
+
+def _user(body: _Predict | _Feedback) -> str | None:
+    if body.context is None:
+        return body.user
+    if body.user is not None:
+        raise InvalidInput("`user` and `context` are two names for one thing: leave one out.")
+    return body.context
+
+
+# -- what goes out
+
+
+def _outcome(futures: Sequence[Future], make: Callable[[], Response]) -> Outcome:
+    return make() if all(future.done() for future in futures) else Later(futures, make)
+
+
+def _predicted(answer: Answer) -> Predicted:
+    return Predicted(
+        answer.id, answer.output, answer.confidence, answer.is_default, answer.reason,
+        [_name_of(model) for model in answer.models], [_name_of(model) for model in answer.missing] if answer.missing else [],
+        answer.agreement, answer.latency_us,
+    )  # fmt: skip
+
+
+def _one_predicted(future: Future, question: Question) -> Response:
+    answer = answer_of(future, question)
+    return Response(200, to_json(_predicted(answer)), id=answer.id.encode("ascii"))
+
+
+def _many_predicted(futures: Sequence[Future], question: Question) -> Response:
+    """Queries without an answer are told as their reason; when there is no answer at all, so is the request."""
+    answers, refused = [], None
+    for future in futures:
+        try:
+            answer_of(future, question)
+        except ClipperError as error:
+            refused = refused or error
+        answers.append(future.result(0))
+    if refused is not None and not any(answer.models for answer in answers):
+        raise refused
+    return answer_json({"predictions": [_predicted(answer) for answer in answers]})
+
+
+def _old_body(future: Future) -> dict[str, Any]:
+    answer: Answer = future.result(0)
+    body = {"query_id": int(answer.id.rpartition("-")[2], 16), "output": answer.output, "default": answer.is_default}
+    return {**body, "default_explanation": answer.reason} if answer.is_default else body
+
+
+def _old_one(future: Future) -> Response:
+    return answer_json(_old_body(future))
+
+
+def _old_many(futures: Sequence[Future]) -> Response:
+    return answer_json({"batch_predictions": [_old_body(future) for future in futures]})

@@ -1,0 +1,168 @@
+"""A server with HTTP for each module of tests, and a client that is http.client; and a connection without a socket."""
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.frontend.http import Connection, Service
+from clipper.frontend.messages import Outcome, Request
+from clipper.http_settings import HttpSettings
+
+QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+PATIENCE_S = 10.0
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+    """One request on a connection of its own."""
+    line = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    try:
+        data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
+        line.request(method, path, data, headers or {})
+        response = line.getresponse()
+        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    finally:
+        line.close()
+
+
+Ask = Callable[..., Reply]
+
+
+def total(rows: Any) -> Any:
+    return np.asarray(rows).sum(axis=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", **QUICK) as started:
+        started._learning.states.start_writing()  # its thread stays
+        started.deploy("sum", total, input="f64[3]")
+        started.app("total", models=["sum"], slo_ms=5000)
+        started.app("learns", models=["sum"], slo_ms=5000, policy="stacking")
+        warm_workers(started)
+        yield started
+
+
+def warm_workers(server: clipper.ClipperServer) -> None:
+    """Worker threads start one by one, as they are needed, and stay: none may begin in a test."""
+    listeners: Any = server._frontends._listeners
+    barrier = threading.Barrier(5)
+    waiting = [listeners._workers.submit(barrier.wait) for _ in range(4)]
+    barrier.wait(PATIENCE_S)
+    for each in waiting:
+        each.result(PATIENCE_S)
+
+
+@pytest.fixture
+def query(server: clipper.ClipperServer) -> Ask:
+    """query(method, path, body, headers) -> Reply, of the query listener."""
+    return lambda *words, **more: ask(server.http_address, *words, **more)
+
+
+@pytest.fixture
+def manage(server: clipper.ClipperServer) -> Ask:
+    return lambda *words, **more: ask(server.admin_address, *words, **more)
+
+
+# -- without sockets
+
+
+class FakeTransport:
+    """Keeps what is written; says what was done to it."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = self.aborted = self.eof = self.paused = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        assert not self.eof, "written after the end"
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.eof = True
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def replies(self) -> list[tuple[int, bytes, bytes]]:
+        """(status, head, body) of each response; all of it is used up."""
+        found, rest = [], self.written
+        while rest:
+            head, _, rest = rest.partition(b"\r\n\r\n")
+            status = int(head.split()[1])
+            size = 0
+            for line in head.split(b"\r\n")[1:]:
+                name, _, value = line.partition(b": ")
+                size = int(value) if name == b"content-length" else size
+            body, rest = rest[:size], rest[size:]
+            found.append((status, head, body))
+        return found
+
+
+class FakeEar:
+    """Tells when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Any, Any]] = []
+
+    def hear(self, future: Any, told: Any) -> bool:
+        if future.done():
+            return False
+        self.waiting.append((future, told))
+        return True
+
+
+class Line:
+    """A connection over a fake transport. feed(bytes) and look at `transport`."""
+
+    def __init__(self, handle: Callable[[Request], Outcome], **settings: Any) -> None:
+        self.ear, self.transport = FakeEar(), FakeTransport()
+        self.work: list[tuple[Any, Any]] = []
+        run = lambda work, exchange: self.work.append((work, exchange))  # noqa: E731
+        self.service = Service(HttpSettings(**settings), handle, self.ear, run)  # type: ignore[arg-type]
+        self.service.look(0.0, b"Thu, 01 Jan 1970 00:00:00 GMT")
+        self.connection = Connection(self.service)
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def feed(self, data: bytes) -> "Line":
+        self.connection.data_received(data)
+        return self
+
+    def at(self, now_s: float) -> "Line":
+        self.service.look(now_s, b"later")
+        return self
+
+    @property
+    def statuses(self) -> list[int]:
+        return [status for status, _, _ in self.transport.replies()]

@@ -1,0 +1,401 @@
+"""A connection without a socket: order, limits, times, and every way to make two readers differ about a message."""
+
+from typing import Any
+
+import pytest
+
+from clipper.frontend.messages import Later, Outcome, Request, Response, Work, head_of
+from tests.frontend.conftest import Line
+
+
+def echo(request: Request) -> Outcome:
+    return Response(200, request.path + b"|" + bytes(request.body))
+
+
+class Pending:
+    """A future that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_done = self.is_cancelled = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def cancel(self) -> bool:
+        self.is_cancelled = True
+        return True
+
+
+class Waiting:
+    """Handles requests by futures that it keeps."""
+
+    def __init__(self) -> None:
+        self.futures: list[Pending] = []
+
+    def __call__(self, request: Request) -> Outcome:
+        if request.path == b"/now":
+            return Response(200, b"now")
+        future = Pending()
+        self.futures.append(future)
+        return Later((future,), lambda: Response(200, request.path))  # type: ignore[arg-type]
+
+    def finish(self, line: Line, which: int) -> None:
+        future = self.futures[which]
+        future.is_done = True
+        waiting = [pair for pair in line.ear.waiting if pair[0] is future]
+        line.ear.waiting = [pair for pair in line.ear.waiting if pair[0] is not future]
+        for _, told in waiting:
+            told(future)
+
+
+def get(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: here", *headers, "", ""]).encode()
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
+
+
+# -- requests and their order
+
+
+def test_a_request_is_read_however_its_bytes_are_cut() -> None:
+    whole = post("/a?b=c", b"12345")
+    for cut in range(1, len(whole)):
+        line = Line(echo).feed(whole[:cut]).feed(whole[cut:])
+        assert line.transport.replies()[0][2] == b"/a|12345"
+    line = Line(echo)
+    for i in range(len(whole)):
+        line.feed(whole[i : i + 1])
+    assert line.statuses == [200]
+
+
+def test_a_chunked_body_is_one_body() -> None:
+    head = b"POST /a HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    line = Line(echo).feed(head + b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"1\r\nf\r\n0\r\nTrailer: x\r\n\r\n")
+    assert line.transport.replies()[0][2] == b"/a|abcdef"
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    handle = Waiting()
+    line = Line(handle).feed(get("/1") + get("/now") + get("/2"))
+    assert line.transport.written == b""
+    handle.finish(line, 1)
+    assert line.transport.written == b""
+    handle.finish(line, 0)
+    assert [body for _, _, body in line.transport.replies()] == [b"/1", b"now", b"/2"]
+    assert not line.transport.closed
+
+
+def test_a_response_of_several_futures_waits_for_the_last() -> None:
+    futures = [Pending(), Pending(), Pending()]
+
+    def handle(request: Request) -> Outcome:
+        return Later(futures, lambda: Response(200, b"all"))  # type: ignore[arg-type]
+
+    line = Line(handle).feed(get("/"))
+    for future in (futures[2], futures[0], futures[1]):
+        assert line.transport.written == b""
+        future.is_done = True
+        due = [told for waited, told in line.ear.waiting if waited.done()]
+        line.ear.waiting = [pair for pair in line.ear.waiting if not pair[0].done()]
+        for told in due:
+            told(None)
+    assert line.statuses == [200]
+
+
+def test_a_client_that_hangs_up_cancels_its_queries() -> None:
+    handle = Waiting()
+    line = Line(handle).feed(get("/1") + get("/2"))
+    line.connection.connection_lost(None)
+    assert [future.is_cancelled for future in handle.futures] == [True, True]
+    handle.finish(line, 0)
+    assert line.transport.written == b""
+    assert not line.service.connections
+
+
+def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
+    line = Line(lambda request: Work(lambda: Response(200, b"done")) if request.path == b"/w" else echo(request))
+    line.feed(get("/w"))
+    ((run, exchange),) = line.work
+    exchange.settle(run())
+    assert line.statuses == [200]
+    line.feed(post("/large", bytes(1 << 20)))
+    assert len(line.work) == 2
+    assert line.work[1][0]().status == 200
+
+
+def test_an_error_is_a_response_and_what_is_no_error_of_ours_is_not_told() -> None:
+    def handle(request: Request) -> Outcome:
+        raise ValueError("secret: /etc/path")
+
+    ((status, head, body),) = Line(handle).feed(get("/")).transport.replies()
+    assert status == 500
+    assert b"secret" not in body
+    assert b"application/problem+json" in head
+    assert b'"error":' in body
+
+
+def test_keep_alive_and_its_end() -> None:
+    line = Line(echo).feed(get("/a")).feed(get("/b", "Connection: close"))
+    assert line.statuses == [200, 200]
+    assert b"connection: close" in line.transport.replies()[1][1]
+    assert line.transport.closed
+    old = Line(echo).feed(b"GET /a HTTP/1.0\r\n\r\n")
+    assert old.statuses == [200]
+    assert old.transport.closed
+
+
+def test_nothing_is_read_after_the_last_request() -> None:
+    line = Line(echo).feed(get("/a", "Connection: close") + get("/b"))
+    assert line.statuses == [200]
+
+
+def test_head_has_the_length_and_no_body() -> None:
+    line = Line(echo).feed(b"HEAD /abc HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert b"content-length: 5\r\n" in line.transport.written
+    assert line.transport.written.endswith(b"\r\n\r\n")
+
+
+def test_an_offer_of_another_protocol_is_declined() -> None:
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    assert Line(echo).feed(get("/a", *offer)).feed(get("/b")).statuses == [200, 200]
+    whole = post("/a", b"12345", *offer) + get("/b") + get("/c", *offer)
+    for cut in range(1, len(whole)):
+        line = Line(echo).feed(whole[:cut]).feed(whole[cut:])
+        assert [body for _, _, body in line.transport.replies()] == [b"/a|12345", b"/b|", b"/c|"]
+    assert Line(echo).feed(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + get("/b")).statuses == [405]
+    smuggled = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade: x\r\n\r\n0\r\n\r\n"
+    assert Line(echo).feed(smuggled).statuses == [400]
+
+
+def test_continue_is_said_when_it_is_asked_for() -> None:
+    line = Line(echo).feed(b"POST / HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert line.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert line.feed(b"ab").statuses == [100, 200]
+    assert Line(echo).feed(get("/", "Expect: more")).statuses == [417]
+
+
+IDS = [("abc-1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)]
+
+
+@pytest.mark.parametrize(("given", "echoed"), IDS)
+def test_a_request_id_comes_back_or_is_made_up(given: str, echoed: bool) -> None:
+    request = f"GET /a HTTP/1.1\r\nHost: here\r\nX-Request-Id: {given}\r\n\r\n".encode()
+    ((_, head, _),) = Line(echo).feed(request).transport.replies()
+    assert (f"x-request-id: {given}\r\n".encode() in head + b"\r\n") is echoed
+    assert head.count(b"x-request-id: ") == 1
+
+
+def test_absolute_targets_are_read() -> None:
+    assert Line(echo).feed(get("http://here/a/b?c")).transport.replies()[0][2] == b"/a/b|"
+
+
+# -- what is refused
+
+
+SMUGGLED = {
+    "length and chunked": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    "a list of lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3, 3\r\n\r\nabc",
+    "a signed length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +3\r\n\r\nabc",
+    "a negative length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -3\r\n\r\nabc",
+    "a hexadecimal length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0x3\r\n\r\nabc",
+    "a length beyond 64 bits": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\nabc",
+    "a bare LF": b"GET / HTTP/1.1\nHost: a\n\n",
+    "a bare LF after a header": b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
+    "a bare CR in a header": b"GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n",
+    "a folded header": b"GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n c\r\n\r\n",
+    "a blank before the colon": b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+    "NUL in a header": b"GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n",
+    "another coding": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\nabc",
+    "chunked is not last": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\nabc",
+    "two codings": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "nearly chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a negative chunk": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+    "a chunk ended by LF": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\nabc\n0\n\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    "HTTP/2 without asking": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a version there is not": b"GET / HTTP/3.0\r\nHost: a\r\n\r\n",
+    "no method": b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_what_two_readers_could_read_differently_is_refused(name: str) -> None:
+    asked: list[Request] = []
+
+    def handle(request: Request) -> Outcome:
+        asked.append(request)
+        return echo(request)
+
+    line = Line(handle).feed(SMUGGLED[name] + get("/smuggled"))
+    assert line.statuses == [400]
+    assert not asked
+    assert line.connection.gone
+    line.feed(get("/later"))
+    assert line.statuses == [400]
+
+
+def test_a_refusal_waits_for_the_responses_before_it() -> None:
+    handle = Waiting()
+    line = Line(handle).feed(get("/1") + b"nonsense\r\n\r\n")
+    assert line.transport.written == b""
+    handle.finish(line, 0)
+    assert line.statuses == [200, 400]
+
+
+def test_a_client_is_read_on_for_a_moment_after_its_refusal() -> None:
+    line = Line(echo, body_bytes_max=1024).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    assert line.statuses == [413]
+    assert line.transport.eof
+    assert not line.transport.closed
+    line.feed(bytes(5000)).at(1.0)
+    assert not line.transport.closed
+    line.at(60.0)
+    assert line.transport.aborted
+
+
+def test_a_body_has_a_bound_however_it_comes() -> None:
+    told = Line(echo, body_bytes_max=1024).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1025\r\n\r\n")
+    assert told.statuses == [413]
+    chunked = Line(echo, body_bytes_max=1024)
+    chunked.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(1024):
+        chunked.feed(b"1\r\nx\r\n")
+    assert chunked.statuses == []
+    assert chunked.feed(b"1\r\nx\r\n").statuses == [413]
+    assert Line(echo, body_bytes_max=1024).feed(post("/", bytes(1024))).statuses == [200]
+
+
+@pytest.mark.parametrize("cut", [1 << 20, 100])
+def test_a_head_has_a_bound_however_it_comes(cut: int) -> None:
+    def fed(data: bytes) -> list[int]:
+        line = Line(echo, header_bytes_max=1000)
+        for at in range(0, len(data), cut):
+            line.feed(data[at : at + cut])
+        return line.statuses
+
+    assert fed(get("/" + "a" * 800)) == [200]
+    assert fed(get("/" + "a" * 1100)) == [431]
+    assert fed(get("/", "X: " + "a" * 1100)) == [431]
+    assert fed(get("/", *[f"X{i}: {i}" for i in range(200)])) == [431]
+
+
+def test_a_head_without_end_is_not_kept() -> None:
+    line = Line(echo, header_bytes_max=1000).feed(b"GET / HTTP/1.1\r\nX: ")
+    for _ in range(20):
+        line.feed(b"a" * 100)
+    assert line.statuses == [431]
+
+
+def test_many_small_requests_at_once_are_no_long_head() -> None:
+    line = Line(echo, header_bytes_max=512, pipeline_max=1000)
+    line.feed(get("/a") * 100 + get("/b")[:-2]).feed(b"\r\n")
+    assert line.statuses == [200] * 101
+
+
+def test_trailers_change_nothing_and_have_a_bound() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    ((_, said, _),) = Line(echo).feed(head + b"X-Request-Id: late\r\n\r\n").transport.replies()
+    assert b"late" not in said
+    many = b"".join(b"X%d: y\r\n" % i for i in range(300))
+    assert Line(echo, header_bytes_max=1000).feed(head + many + b"\r\n").statuses == [431]
+
+
+# -- times
+
+
+def test_slow_heads_and_bodies_end() -> None:
+    line = Line(echo, header_s=5.0).feed(b"GET / HT").at(4.9)
+    assert line.statuses == []
+    assert line.feed(b"TP/1.1\r\n").at(5.1).statuses == [408]
+    body = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    assert body.at(5.5).statuses == [408]
+    steady = Line(echo, header_s=5.0, body_bytes_s_min=100).feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n")
+    for second in range(1, 26):
+        steady.feed(bytes(200)).at(second)
+    assert steady.statuses == [200]
+
+
+def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not() -> None:
+    handle = Waiting()
+    line = Line(handle, idle_s=60.0).feed(get("/1")).at(1000.0)
+    assert not line.transport.closed
+    handle.finish(line, 0)
+    assert not line.at(1059.0).transport.closed
+    assert line.at(1061.0).transport.closed
+    assert line.statuses == [200]
+
+
+def test_a_client_that_reads_nothing_is_not_read_and_then_dropped() -> None:
+    line = Line(echo, idle_s=60.0)
+    line.connection.pause_writing()
+    assert line.transport.paused
+    line.connection.resume_writing()
+    assert not line.transport.paused
+    line.connection.pause_writing()
+    assert line.at(61.0).transport.aborted
+
+
+def test_a_client_that_asks_without_end_is_not_read_until_it_is_answered() -> None:
+    handle = Waiting()
+    line = Line(handle, pipeline_max=4).feed(get("/") * 6)
+    assert line.transport.paused
+    for i in range(2):
+        handle.finish(line, i)
+    assert line.transport.paused
+    handle.finish(line, 2)
+    assert not line.transport.paused
+
+
+def test_too_many_connections_are_told_so() -> None:
+    line = Line(echo, connections_max=1)
+    other = Line(echo)
+    other.service = line.service
+    second = type(line.connection)(line.service)
+    second.connection_made(other.transport)  # type: ignore[arg-type]
+    ((status, head, _),) = other.transport.replies()
+    assert status == 503
+    assert b"retry-after: " in head
+    second.connection_lost(None)
+    assert line.feed(get("/")).statuses == [200]
+
+
+def test_draining_closes_what_is_idle_and_the_rest_after_its_answer() -> None:
+    idle, handle = Line(echo), Waiting()
+    idle.service.drain()
+    assert idle.transport.closed
+    busy = Line(handle).feed(get("/1"))
+    busy.service.drain()
+    assert not busy.transport.closed
+    handle.finish(busy, 0)
+    ((_, head, _),) = busy.transport.replies()
+    assert b"connection: close" in head
+    assert busy.transport.closed
+
+
+# -- bodies that are compressed
+
+
+def test_a_compressed_body_is_read_up_to_its_bound() -> None:
+    import gzip
+    import zlib
+
+    for coding, data in (("gzip", gzip.compress(b"plain")), ("deflate", zlib.compress(b"plain")), ("identity", b"plain")):
+        assert Line(echo).feed(post("/", data, f"Content-Encoding: {coding}")).transport.replies()[0][2] == b"/|plain"
+    bomb = gzip.compress(bytes(10 << 20))
+    assert Line(echo, body_bytes_max=1 << 20).feed(post("/", bomb, "Content-Encoding: gzip")).statuses == [413]
+    broken: dict[str, Any] = {"gzip": b"no gzip", "br": b"x", "deflate": zlib.compress(b"plain")[:-3]}
+    for coding, data in broken.items():
+        assert Line(echo).feed(post("/", data, f"Content-Encoding: {coding}")).statuses in ([400], [415])
+
+
+@pytest.mark.parametrize("value", [b"b\nc", b"b\r\nX: c", b"b\0"])
+def test_a_header_of_ours_never_splits_a_response(value: bytes) -> None:
+    with pytest.raises(ValueError, match="CR, LF or NUL"):
+        head_of(Response(200, b"", headers=((b"a", value),)), b"id", b"now", False)

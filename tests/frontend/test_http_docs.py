@@ -1,0 +1,62 @@
+"""docs/http.md says what happens: every curl on the page is run, and what it prints is what the page shows."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import clipper
+from tests.frontend.conftest import QUICK, total, warm_workers
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "http.md"
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
+VARYING = re.compile(r'"[0-9a-f]{8}-[0-9a-f]+"|(?<="latency_us":)\d+|(?<="created_us":)\d+|(?<="query_id":)\d+')
+
+
+@pytest.fixture(scope="module")
+def page_server() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", **QUICK) as server:
+        server._learning.states.start_writing()
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=500, policy="stacking")
+        warm_workers(server)
+        yield server
+
+
+def steps() -> list[tuple[str, str]]:
+    """(command, what it prints) in the order of the page."""
+    found = []
+    for block in CONSOLE.findall(PAGE.read_text()):
+        for step in block.removeprefix("$ ").split("\n$ "):
+            command, _, printed = step.partition("\n")
+            found.append((command, printed.strip()))
+    return found
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_every_example_prints_what_the_page_shows(page_server: clipper.ClipperServer) -> None:
+    every = steps()
+    assert len(every) >= 9
+    for command, printed in every:
+        assert command.startswith("curl -s ")
+        local = command.replace("127.0.0.1:8080", page_server.http_address).replace("127.0.0.1:8081", page_server.admin_address)
+        done = subprocess.run(["sh", "-c", local], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, command
+        assert VARYING.sub("_", done.stdout.strip()) == VARYING.sub("_", printed), command
+
+
+def test_every_route_is_on_the_page(page_server: clipper.ClipperServer) -> None:
+    text = PAGE.read_text()
+    without = text.replace("[/versions/V]", "").replace("[/NAME]", "")
+    known = without + text.replace("[/versions/V]", "/versions/V").replace("[/NAME]", "/NAME")
+    missing = []
+    for routes in (page_server._frontends.routes, page_server._frontends.admin_routes):
+        for method, pattern in routes:
+            path = pattern.replace("{}", "NAME", 1).replace("{}", "V")
+            shown = {path, path.replace("/api/NAME", "/api/total"), path.replace("/NAME/", "/APP/")}
+            if not any(one in known for one in shown):
+                missing.append(f"{method} {path}")
+    assert not missing

@@ -1,0 +1,211 @@
+"""What goes wrong around a server: overload, slow clients, a container that dies, a client that leaves, the end."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clipper
+from clipper.errors import AddressInUse, ConfigError
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask
+
+
+class Gate:
+    """A model that answers once a file is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "open")
+        self.seen = str(folder / "seen")
+
+    def predict(self, rows: Any) -> Any:
+        Path(self.seen).touch()
+        while not os.path.exists(self.path):
+            time.sleep(0.005)
+        return rows[:, 0]
+
+    def open(self) -> None:
+        Path(self.path).touch()
+
+    def wait_until_seen(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not os.path.exists(self.seen):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def gated(gate: Gate) -> Iterator[clipper.ClipperServer]:
+    """A server whose application `app` waits for the gate; little fits its queue."""
+    limits = {"queue_rows_max": 16, "tasks_max": 256}
+    with clipper.start(http={"address": "127.0.0.1:0", "header_s": 0.2, "idle_s": 0.4}, limits=limits, **QUICK) as server:
+        server.deploy("gate", gate.predict, input="f64[1]", cache=False, batching={"mode": "static", "size_max": 1})
+        server.app("app", models=["gate"], slo_ms=30_000)
+        try:
+            yield server
+        finally:
+            gate.open()
+
+
+def send(address: str, x: float, path: str = "/api/app/predict") -> http.client.HTTPConnection:
+    line = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    line.request("POST", path, json.dumps({"input": [x]}))
+    return line
+
+
+def test_what_does_not_fit_is_told_when_to_come_again(gated: clipper.ClipperServer, gate: Gate) -> None:
+    lines = [send(gated.http_address, i) for i in range(40)]
+    refused = [line for line in lines[20:] if line.sock is not None]
+    first = refused[-1].getresponse()
+    assert first.status == 429
+    assert int(first.getheader("Retry-After") or 0) >= 1
+    body = json.loads(first.read())
+    assert (body["status"], body["type"]) == (429, "urn:clipper:error:overloaded")
+    gate.open()
+    statuses = {i: line.getresponse() for i, line in enumerate(lines) if line is not refused[-1]}
+    answered = {i: json.loads(reply.read()) for i, reply in statuses.items()}
+    assert {reply.status for reply in statuses.values()} == {200, 429}
+    assert all(body["output"] == i for i, body in answered.items() if statuses[i].status == 200)
+    for line in lines:
+        line.close()
+
+
+def test_a_container_that_dies_with_a_query(gated: clipper.ClipperServer, gate: Gate) -> None:
+    line = send(gated.http_address, 7)
+    gate.wait_until_seen()
+    pid = gated.stats()["models"]["gate:1"]["replicas"][0]["pid"]
+    gate.open()  # for the one that comes in its place
+    os.kill(pid, signal.SIGKILL)
+    reply = line.getresponse()
+    body = json.loads(reply.read())
+    assert (reply.status, body.get("output")) == (200, 7) or reply.status == 503
+    line.close()
+
+
+def test_who_leaves_takes_the_query_along(gated: clipper.ClipperServer, gate: Gate) -> None:
+    first = send(gated.http_address, 1)
+    gate.wait_until_seen()
+    second = send(gated.http_address, 2)
+    until = time.monotonic() + PATIENCE_S
+    while gated.stats()["issued"] < 2:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    second.close()
+    while gated.stats()["answered"] < 1:  # while the model still holds the first
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    gate.open()
+    assert first.getresponse().status == 200
+    first.close()
+
+
+def test_slow_clients_end_and_others_do_not_notice(gated: clipper.ClipperServer, gate: Gate) -> None:
+    gate.open()
+    host, _, port = gated.http_address.rpartition(":")
+    slow = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(100)]
+    for i, line in enumerate(slow):
+        line.sendall([b"GET /v2", b"POST /api/app/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{", b""][i % 3])
+    assert ask(gated.http_address, "POST", "/api/app/predict", {"input": [5]}).json["output"] == 5
+    for i, line in enumerate(slow):
+        said = b""
+        while chunk := line.recv(4096):
+            said += chunk
+        assert (b" 408 " in said) is (i % 3 != 2), said
+        line.close()
+
+
+def test_a_response_waits_for_its_query_when_the_server_closes(gate: Gate) -> None:
+    with clipper.start(http="127.0.0.1:0", **{**QUICK, "drain_s": PATIENCE_S}) as server:
+        server.deploy("gate", gate.predict, input="f64[1]", cache=False)
+        server.app("app", models=["gate"], slo_ms=30_000)
+        address = server.http_address
+        idle = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+        idle.request("GET", "/v2/health/live")
+        assert idle.getresponse().read()
+        line = send(address, 3)
+        gate.wait_until_seen()
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        assert idle.sock.recv(1) == b""  # an idle connection is closed at once
+        idle.close()
+        gate.open()
+        reply = line.getresponse()
+        assert (reply.status, json.loads(reply.read())["output"]) == (200, 3)
+        assert reply.getheader("Connection") == "close"
+        closing.join()
+        line.close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(address, "GET", "/v2/health/live")
+
+
+def test_who_still_waits_at_the_end_is_told(gate: Gate) -> None:
+    with clipper.start(http="127.0.0.1:0", **{**QUICK, "drain_s": 0.0}) as server:
+        server.deploy("gate", gate.predict, input="f64[1]", cache=False)
+        server.app("app", models=["gate"], slo_ms=30_000)
+        line = send(server.http_address, 3)
+        gate.wait_until_seen()
+    reply = line.getresponse()
+    assert reply.status == 503
+    assert reply.getheader("Retry-After")
+    assert "shutting down" in json.loads(reply.read())["error"]
+    line.close()
+
+
+def test_an_address_in_use_is_named_and_nothing_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AddressInUse, match=r"cannot listen on http.address = '127.0.0.1"):
+            clipper.start(http=address)
+        with pytest.raises(AddressInUse, match=r"http.admin"):
+            clipper.start(http="127.0.0.1:0", admin=address)
+
+
+def test_addresses_that_cannot_be() -> None:
+    for wrong in ("8080", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000"):
+        with pytest.raises(ConfigError, match="expected 'HOST:PORT'"):
+            clipper.load_config(http=wrong)
+    with pytest.raises(ConfigError, match=r"http.token"):
+        clipper.load_config(admin="0.0.0.0:0")
+    assert clipper.load_config(admin="0.0.0.0:0", http={"token": "secret"}).http.admin == "0.0.0.0:0"
+    assert "secret" not in repr(clipper.load_config(http={"token": "secret"}))
+
+
+def test_without_an_address_nothing_listens() -> None:
+    with clipper.start() as server:
+        assert (server.http_address, server.admin_address) == ("", "")
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("clipper-http")]
+
+
+def test_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with clipper.start(http="[::1]:0") as server:
+        assert ask(server.http_address, "GET", "/v2/health/live").status == 200
+
+
+def test_curl_sends_a_large_body_and_is_told_to_go_on(tmp_path: Path) -> None:
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"inputs": [[1.0] * 1000] * 500}))
+    with clipper.start(http="127.0.0.1:0", **QUICK) as server:
+        server.deploy("sum", lambda rows: rows.sum(axis=1), input="f64[1000]")
+        server.app("total", models=["sum"], slo_ms=30_000)
+        url = f"http://{server.http_address}/api/total/predict"
+        command = ["curl", "-sS", "--http2", "-H", "Expect: 100-continue", "--data-binary", f"@{body}", url]
+        done = subprocess.run(command, capture_output=True, timeout=30)
+        assert not done.stderr
+        assert {one["output"] for one in json.loads(done.stdout)["predictions"]} == {1000.0}
