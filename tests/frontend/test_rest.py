@@ -58,7 +58,6 @@ def test_several_queries_in_one_request(query: Ask) -> None:
 def test_settings_of_a_query(query: Ask) -> None:
     body = {"input": [1, 2, 3], "user": "ann", "slo_ms": 4000, "salt": 7}
     assert query("POST", PREDICT, body).json["output"] == 6
-    assert query("POST", PREDICT, {"input": [1, 2, 3], "context": "ann"}).json["output"] == 6
 
 
 WRONG: dict[str, tuple[bytes, str]] = {
@@ -68,7 +67,6 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "an array": (b"[1,2,3]", "Expected `object`, got `array`"),
     "no input": (b"{}", "lacks `input`"),
     "input and inputs": (b'{"input": [1,2,3], "inputs": []}', "not both"),
-    "user and context": (b'{"input": [1,2,3], "user": "a", "context": "b"}', "leave one out"),
     "a word": (b'{"input": [1,"2",3]}', "`$.input[1]`"),
     "null": (b'{"input": [1,null,3]}', "`$.input[1]`"),
     "a wrong row": (b'{"inputs": [[1,2,3],[1,2,true]]}', "`$.inputs[1][2]`"),

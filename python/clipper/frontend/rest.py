@@ -34,12 +34,12 @@ _NOTHING = msgspec.Raw(b"")
 
 
 class _Predict(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a predict. context: another name for user."""
+    """The body of a predict. context: as of ApplicationHandle.predict."""
 
     input: msgspec.Raw = _NOTHING
     inputs: msgspec.Raw = _NOTHING
     user: str | None = None
-    context: str | None = None
+    context: Any = None
     slo_ms: float | None = None
     salt: int = 0
 
@@ -48,7 +48,7 @@ class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     input: msgspec.Raw = _NOTHING
     user: str | None = None
-    context: str | None = None
+    context: Any = None
     label: Any = None
     correct: bool | None = None
     score: float | None = None
@@ -132,23 +132,24 @@ class Rest:
     def predict(self, request: Request) -> Outcome:
         question = self._node.question(request.params[0])
         body: _Predict = _reading(_read_predict, request.body, _Predict)
-        user = _user(body)
+        user = body.user
         slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
         read = self._inputs.reader(question)
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
-            futures = self._ask_all(question, items_of(body.inputs, "$.inputs"), "$.inputs", user, slo_us, body.salt)
+            texts = items_of(body.inputs, "$.inputs")
+            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, body.salt, body.context)
             return _outcome(futures, functools.partial(_many_predicted, futures, question))
         if body.input is _NOTHING:
             raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.')
-        future = predict(question, read(body.input, "$.input"), user, slo_us, body.salt)
+        future = predict(question, read(body.input, "$.input"), user, slo_us, body.salt, body.context)
         if future.done():
             return _one_predicted(future, question)
         return Later((future,), functools.partial(_one_predicted, future, question))
 
     def _ask_all(
-        self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0
+        self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0, context: Any = None
     ) -> list[Future]:
         """A query for each. All are read before the first is asked."""
         most = self._node.config.http.queries_max
@@ -157,7 +158,7 @@ class Rest:
             raise InvalidInput(f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint)
         read = self._inputs.reader(question)
         rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
-        return [predict(question, row, user, slo_us, salt) for row in rows]
+        return [predict(question, row, user, slo_us, salt, context) for row in rows]
 
     # -- telling
 
@@ -176,7 +177,7 @@ class Rest:
         """What `observe` takes."""
         row = None if item.input is _NOTHING else self._inputs.reader(question)(item.input, "$.input")
         truth = truth_of(item.label, item.correct, item.score)
-        return item.id, row, _user(item), truth, weight_of(item.weight)
+        return item.id, row, item.user, truth, weight_of(item.weight), item.context
 
     def _tell_all(self, question: Question, items: list[_Feedback], told: list[tuple[Any, ...]]) -> Response:
         if all(item.id is not None and item.label is not None and item.weight == 1 for item in items):
@@ -239,14 +240,6 @@ def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:
             known = ", ".join(kind.__struct_fields__)
             raise InvalidInput(f"unknown member {unknown!r}{guess}", hint=f"Members: {known}.") from None
         raise
-
-
-def _user(body: _Predict | _Feedback) -> str | None:
-    if body.context is None:
-        return body.user
-    if body.user is not None:
-        raise InvalidInput("`user` and `context` are two names for one thing: leave one out.")
-    return body.context
 
 
 # -- what goes out
