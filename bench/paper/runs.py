@@ -1,6 +1,7 @@
 """Many runs of one seed each, in processes beside each other, with a line about how far they are."""
 
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ def in_parallel(title: str, run: Callable[..., Any], jobs: Sequence[tuple[Any, .
     """run(*job) of every job, in their order. `run` and jobs are pickled; a few jobs are run right here."""
     if len(jobs) <= processes:
         return [run(*job) for job in jobs]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come: they are as many as the cores already
     found: list[Any] = [None] * len(jobs)
     begun = told = time.monotonic()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
