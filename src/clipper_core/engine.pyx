@@ -224,7 +224,8 @@ cdef class Engine:
         self._order(DRAIN, conn, b"")
 
     def teach(self, u32 conn, bytes feedback, u32 rows):
-        """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many rows, when nothing else is to be
+        """Send a container the payload of a FEEDBACK frame (correction.encode_feedback) of so many rows, when nothing else is
+        to be
         sent to it. Dropped, and counted, while too much of it waits."""
         cdef Command command
         memset(&command, 0, sizeof(Command))
