@@ -1,7 +1,7 @@
 """Pictures of the figures, by matplotlib where it is installed."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,22 @@ def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> N
     axes.set_xticks(np.arange(len(names)) + 0.3, names, fontsize=8)
     axes.set(title=title)
     axes.legend(fontsize=7)
+    save(figure, path)
+
+
+def lines(path: Path, title: str, x: tuple[str, Sequence[float]], y: tuple[str, Mapping[str, Sequence[float]]]) -> None:
+    """Curves by name over x, on a logarithmic scale, two of a kind one after another. x and y: what they are, and their values."""
+    plt = pyplot()
+    if plt is None:
+        return
+    figure, axes = plt.subplots(figsize=(9, 5))
+    for i, (name, values) in enumerate(y[1].items()):  # in pairs of one colour
+        axes.plot(x[1], values, "s--" if i % 2 else "o-", color=f"C{i // 2}", label=name)
+    axes.set(xlabel=x[0], ylabel=y[0], title=title, yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_xticks(x[1], [str(value) for value in x[1]])
+    axes.legend(fontsize=8)
     save(figure, path)
 
 

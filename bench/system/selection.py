@@ -1,4 +1,4 @@
-"""Selection: the worlds of Figures 7 and 8, and how fast feedback is learned from."""
+"""Selection: the worlds of Figures 7 to 9, and how fast feedback is learned from."""
 
 import tempfile
 import time
@@ -10,7 +10,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Goal, Row, interleave, row
-from bench.paper import figure7, figure8
+from bench.paper import figure7, figure8, figure9
 
 PAPER_PER_S = 11_000.0  # observations a second with the prediction cache: the paper, section 5.3
 POLICIES = ("exp3", "squarecb", "exp4", "stacking")
@@ -18,7 +18,7 @@ MANY = 1000
 
 
 def main(quick: bool, plot: Path | None = None) -> list[Row]:
-    return feedback(quick) + figure8.main(quick, plot) + figure7.main(quick, plot)
+    return feedback(quick) + figure8.main(quick, plot) + figure7.main(quick, plot) + figure9.main(quick, plot)
 
 
 def feedback(quick: bool) -> list[Row]:
