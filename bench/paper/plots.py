@@ -57,7 +57,7 @@ def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> N
 
 
 def lines(path: Path, title: str, x: tuple[str, Sequence[float]], y: tuple[str, Mapping[str, Sequence[float]]]) -> None:
-    """Curves by name over x, on a logarithmic scale, two of a kind one after another. x and y: what they are, and their values."""
+    """Curves by name over x, on a logarithmic scale, two of a kind together. x and y: what they are, and their values."""
     plt = pyplot()
     if plt is None:
         return
