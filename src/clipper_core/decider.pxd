@@ -22,6 +22,7 @@ cpdef enum Rule:
     MEAN = 9                    # numbers: when what is on its way cannot move it by more than `tolerance`
     MEDIAN = 10
     FLOOR = 11                  # one task's answer
+    ROW = 12                    # the best ranked that is there: a row of a table of times
 
 cpdef enum VoteState:
     UNASKED = 0

@@ -15,6 +15,7 @@ class Rule(IntEnum):
     MEAN = 9
     MEDIAN = 10
     FLOOR = 11
+    ROW = 12
 
 class VoteState(IntEnum):
     UNASKED = 0

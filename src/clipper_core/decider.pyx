@@ -342,11 +342,14 @@ cdef RulingData _try(const StepState* step, const Hall* hall, bint may_ask) noex
         return _try_numbers(step, hall)
     if step.rule == FLOOR:
         return _try_floor(step, hall, may_ask)
+    if step.rule == ROW:
+        return _wait() if _best(step, hall, True) == HEARD_MAX else _answer_one(_best(step, hall, True))
     return _try_first(step, hall, may_ask)
 
 
 cdef RulingData _with_what_there_is(const StepState* step, const Hall* hall) noexcept nogil:
     """The last step, when nothing more comes: sure enough or not."""
+    cdef bint ranked = step.rule == BEST or step.rule == ROW
     cdef u32 found
     cdef double[HEARD_MAX] x
     cdef double[HEARD_MAX] weights
@@ -363,9 +366,9 @@ cdef RulingData _with_what_there_is(const StepState* step, const Hall* hall) noe
         return _answer_one(_surest(hall, step.rule == CASCADE))
     if step.rule == FLOOR:
         return _answer_one(step.which)
-    found = _best(step, hall, True) if step.rule == BEST else _first(step, hall, True)
+    found = _best(step, hall, True) if ranked else _first(step, hall, True)
     if found == HEARD_MAX:
-        found = _best(step, hall, False) if step.rule == BEST else _first(step, hall, False)
+        found = _best(step, hall, False) if ranked else _first(step, hall, False)
     return _answer_one(found)
 
 
@@ -456,8 +459,8 @@ cdef object _bad(u32 i, object text):
 
 
 cdef int _read_step(u32 i, object step, StepState* to) except -1:
-    cdef object name = "a step" if not 0 <= int(step.rule) <= FLOOR else _rule_name(int(step.rule))
-    if not 0 <= int(step.rule) <= FLOOR:
+    cdef object name = "a step" if not 0 <= int(step.rule) <= ROW else _rule_name(int(step.rule))
+    if not 0 <= int(step.rule) <= ROW:
         _bad(i, f"no rule has the number {step.rule}; see clipper_core.decider.Rule")
     if step.accept is not None and not 0 < int(step.accept) <= NEVER_US:
         _bad(i, f"accept is a set of tasks, one bit each, of {HEARD_MAX} at most, not {step.accept}")
@@ -480,7 +483,8 @@ cdef int _read_step(u32 i, object step, StepState* to) except -1:
 
 
 cdef str _rule_name(int rule):
-    return ("ALL", "FIRST", "QUORUM", "WEIGHTED", "BEST", "SUREST", "CASCADE", "HEDGED", "TIED", "MEAN", "MEDIAN", "FLOOR")[rule]
+    return ("ALL", "FIRST", "QUORUM", "WEIGHTED", "BEST", "SUREST", "CASCADE", "HEDGED", "TIED", "MEAN", "MEDIAN", "FLOOR",
+            "ROW")[rule]
 
 
 cdef int _read_steps(tuple steps, DeciderState* d) except -1:

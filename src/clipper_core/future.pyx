@@ -385,12 +385,13 @@ cdef class Future:
             return None
         return self.hearing.step, self.hearing.used, self.hearing.arrived
 
-    def rule(self, u8 step, u64 used):
-        """End it with the tasks `used` (a bit set) as the answer. False: it was too late. ValueError: one has no prediction."""
+    def rule(self, u8 step, u64 used, u64 elapsed_us=0):
+        """End it with the tasks `used` (a bit set) as the answer, `elapsed_us` after it was asked: at least when it last heard
+        something. False: it was too late. ValueError: one has no prediction."""
         cdef int ruled
         if self.hearing == NULL:
             raise_for(BAD_INPUT, "only a query with a decider can be ruled; see predict_heard")
-        ruled = hearing_ruled(self.hearing, step, used)
+        ruled = hearing_ruled(self.hearing, step, used, elapsed_us)
         if ruled < 0:
             raise ValueError(f"the tasks {used:#b} have not all arrived")
         return bool(ruled)

@@ -70,7 +70,8 @@ cdef void hearing_heard(DeliveryState* d, void* hearing, u32 slot, bint first, u
 cdef void hearing_sent(Hearing* h, u32 slot) noexcept nogil             # a task's row leaves
 cdef u32 hearing_cancel(Hearing* h) noexcept nogil                      # -> slots that it ended
 cdef void hearing_drop(Hearing* h) noexcept nogil                       # its future is gone
-cdef int hearing_ruled(Hearing* h, u32 step, u64 used) noexcept nogil   # from Python: 1; 0: too late; -1: used has not arrived
+cdef int hearing_ruled(Hearing* h, u32 step, u64 used, u64 elapsed_us) noexcept nogil   # from Python: 1; 0: too late; -1: used
+#                                                                         has not arrived
 cdef void hearing_call(Hearing* h, bint submitter) noexcept nogil       # the home's loop is to look at it
 cdef void hearing_close(Hearing* h) noexcept nogil                      # nothing more will come: with what there is
 

@@ -231,7 +231,7 @@ cdef void hearing_drop(Hearing* h) noexcept nogil:
     hearing_let_go(h)
 
 
-cdef int hearing_ruled(Hearing* h, u32 step, u64 used) noexcept nogil:
+cdef int hearing_ruled(Hearing* h, u32 step, u64 used, u64 elapsed_us) noexcept nogil:
     cdef u32 i
     cdef int ruled = 0
     hearing_lock(h)
@@ -239,6 +239,7 @@ cdef int hearing_ruled(Hearing* h, u32 step, u64 used) noexcept nogil:
         if used >> i & 1 and (i >= h.n or slot_state(h.block[0], h.first + i) != OK):
             ruled = -1
     if ruled == 0 and not h.over:
+        h.elapsed_us = max(h.elapsed_us, elapsed_us)
         hearing_rule(h, NULL, step, used)
         ruled = 1
     hearing_unlock(h)

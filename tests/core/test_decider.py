@@ -73,7 +73,7 @@ class Twin:
             ask = may_ask and step.which < len(votes) and votes[step.which].state == UNASKED
             return ("ask", [step.which], None) if ask else None
         if sure:
-            first = min(sure, key=lambda i: votes[i].order)
+            first = sure[0] if step.rule == Rule.ROW else min(sure, key=lambda i: votes[i].order)
             return ("answer", [first], first)
         asked = any(votes[i].state == OUTSTANDING for i in looked)
         left = [i for i in looked if votes[i].state == UNASKED]
@@ -130,7 +130,7 @@ class Twin:
             return [i for i in arrived if isinstance(votes[i].value, int | float)] or arrived, None
         if step.rule == Rule.FLOOR:
             one = step.which
-        elif step.rule == Rule.BEST:
+        elif step.rule in (Rule.BEST, Rule.ROW):
             one = sure[0]
         elif step.rule == Rule.SUREST:
             one = max(arrived, key=lambda i: (confidence(votes[i]), -i))
@@ -339,6 +339,14 @@ def arrived(value: Any, order: int = 0, confidence: float | None = None, weight:
 
 
 WAITING = Vote(OUTSTANDING)
+
+
+def test_a_row_of_a_table_takes_the_best_ranked_that_is_there() -> None:
+    table = Decider([Step(Rule.ROW, 10, accept=0b001), Step(Rule.ROW)])
+    late_first = [WAITING, arrived(1, order=1), arrived(2, order=0)]
+    assert table.decide(late_first, 5, SLO_US).kind == "wait"
+    assert table.decide(late_first, 10, SLO_US).winner == 1, "not the one that came first"
+    assert Decider([Step(Rule.FIRST)]).decide(late_first, 10, SLO_US).winner == 2
 
 
 def test_a_majority_is_decided_when_nobody_can_catch_up() -> None:

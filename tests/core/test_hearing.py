@@ -349,9 +349,10 @@ def test_votes_are_told_until_the_verdict_and_python_may_rule(world: World) -> N
     assert seen[1:] == [["OK", "OK", "PENDING"]]
     with pytest.raises(ValueError, match="have not all arrived"):
         future.rule(3, 0b110)
-    assert future.rule(3, 0b010)
+    assert future.rule(3, 0b010, 40_000)
     assert not future.rule(3, 0b001)
     assert future.verdict == (3, 0b010, 0b011)
+    assert future.latency_us == 40_000
     assert future.result(0) == [8.0]
     call_back()
     assert len(seen) == 2, "told until the verdict"

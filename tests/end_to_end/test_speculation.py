@@ -254,6 +254,8 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(OWN))
     import own_classes  # type: ignore[import-not-found]
 
+    clipper.selection.policy_named.cache_clear()  # an object of another test has logged its first failure already
+    clipper.selection.decider_named.cache_clear()
     return own_classes
 
 

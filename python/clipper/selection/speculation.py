@@ -46,10 +46,11 @@ WAIT_FOR_ALL = "all"
 class Step(msgspec.Struct, frozen=True):
     """One rule and how long it decides.
 
-    rule: a key of RULES, or "row" of a table: first, of some.  until_ms: after the query came; 0: to the deadline.  models:
-    whom it accepts, by name or name and version; () for all.  confidence: least, 0 to 1.  need: votes or numbers; 0: more than
-    half.  tolerance: in the outputs' unit.  after_ms: of a hedge; None: the 95th percentile of the first model's latency, as
-    measured.  budget: share of queries that may be hedged.  margin_ms: how long before the deadline a guaranteed answer leaves.
+    rule: a key of RULES, or "row" of a table: the best ranked that is there, of some. until_ms: after the query came; 0: to
+    the deadline. models: whom it accepts, by name or name and version; () for all. confidence: least, 0 to 1. need: votes or
+    numbers; 0: more than half. tolerance: in the outputs' unit. after_ms: of a hedge; None: the 95th percentile of the first
+    model's latency, as measured. budget: share of queries that may be hedged. margin_ms: how long before the deadline a
+    guaranteed answer leaves.
     """
 
     rule: str

@@ -56,7 +56,7 @@ class Listener:
             return None
         if isinstance(said, AnswerFrom):
             mask = sum(1 << i for i, model in enumerate(view.models) if model in said.models)
-            future.rule(OWN_STEP, mask)
+            future.rule(OWN_STEP, mask, round((time.monotonic() - hearing.begun_s) * 1e6))
             return None
         return None if said.until_ms is None else hearing.begun_s + said.until_ms * 1e-3
 

@@ -37,7 +37,7 @@ _ORDERS_MAX = 1024
 _RULES = {
     "all": Rule.ALL, "first": Rule.FIRST, "majority": Rule.QUORUM, "quorum": Rule.QUORUM, "weighted": Rule.WEIGHTED,
     "best_quality": Rule.BEST, "surest": Rule.SUREST, "cascade": Rule.CASCADE, "hedged": Rule.HEDGED, "tied": Rule.TIED,
-    "mean": Rule.MEAN, "median": Rule.MEDIAN, "guaranteed_time": Rule.BEST, "floor": Rule.FLOOR, "row": Rule.FIRST,
+    "mean": Rule.MEAN, "median": Rule.MEDIAN, "guaranteed_time": Rule.BEST, "floor": Rule.FLOOR, "row": Rule.ROW,
 }  # fmt: skip
 _OF_THE_PLAN = ("all", "floor")  # rules that need no more models than the policy asks
 

@@ -45,7 +45,7 @@ class Asked:
     def on_vote(self, fn: Callable[[Any], None]) -> None:
         self.told.append(fn)
 
-    def rule(self, step: int, used: int) -> bool:
+    def rule(self, step: int, used: int, elapsed_us: int) -> bool:
         if self.done():
             return False
         self.ruled = (step, used)
