@@ -257,6 +257,7 @@ def test_a_thread_that_waits_at_exit():
 
 SIGNALLED = """
 import json, signal, sys, time, numpy as np, clipper
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background has it ignored
 server = clipper.start(drain_s=0.2)
 if sys.argv[1] == "handled":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -281,9 +282,12 @@ def test_a_signal_ends_the_server_and_its_containers(number, how, code):
 
     words = [sys.executable, "-c", SIGNALLED, how]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        pids = json.loads(process.stdout.readline())
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        try:
+            pids = json.loads(process.stdout.readline())
+            process.send_signal(number)
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == code, said
     assert "Fatal" not in said
     wait_until(lambda: all(gone(pid) for pid in pids))
