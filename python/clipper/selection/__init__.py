@@ -1,7 +1,6 @@
 """Selection policies, by the name an application gives: `stacking`, or with settings, `exp3(eta=0.05, shadow=0.1)`, or a class
 of the user's own, `package.module:Class(setting=value)`; and deciders of the user's own alike."""
 
-import ast
 import functools
 import inspect
 from typing import Any
@@ -18,6 +17,7 @@ from clipper.selection.learned import LearningPolicy
 from clipper.selection.policy import Combined, Observation, Plan, Policy, Prediction, Predictions, Query, Truth
 from clipper.selection.regression import Ridge
 from clipper.selection.sets import checked_coverage, covering
+from clipper.selection.settings import settings_in
 from clipper.selection.speculation import Schedule, Step, decider_named
 from clipper.selection.weighted import AbSplit, StaticWeights
 
@@ -66,14 +66,7 @@ def own_decider(text: str) -> Decider:
 
 
 def _settings(text: str, name: str, rest: str) -> dict[str, Any]:
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError):
-        hint = f"Write {name} or {name}(setting=value, ...)."
-        raise InvalidInput(f"cannot read the policy {text[:100]!r}.", hint=hint) from None
+    return settings_in(rest, "policy", text, f"{name} or {name}(setting=value, ...)")
 
 
 __all__ = [

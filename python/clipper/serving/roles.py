@@ -15,7 +15,6 @@ the policy's choice stays as random as it was, and a replay chooses alike.
 Source: Dunning and Friedman, "Machine Learning Logistics", 2017, for canary and decoy.
 """
 
-import ast
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ import msgspec
 
 from clipper.errors import InvalidInput, did_you_mean
 from clipper.selection import Plan, Policy, Query
+from clipper.selection.settings import settings_in
 from clipper.types import VersionedModel, check_name
 
 _BUDGET = ("share", "rate_max")
@@ -62,7 +62,7 @@ def role_named(text: str, whose: str) -> Role:
     if kind not in _SETTINGS:
         guess = did_you_mean(kind, _SETTINGS) or "."
         raise InvalidInput(f"no role {kind[:100]!r} (of {whose!r}){guess}", hint=f"Roles: {', '.join(_SETTINGS)}.")
-    settings = _settings_of(text, rest) if open else {}
+    settings = settings_in(rest, "role", text, "shadow or shadow(share=0.5)") if open else {}
     for setting in settings:
         if setting not in _SETTINGS[kind]:
             guess = did_you_mean(setting, _SETTINGS[kind]) or "."
@@ -73,16 +73,6 @@ def role_named(text: str, whose: str) -> Role:
     for setting, value in settings.items():
         _check_setting(kind, whose, setting, value)
     return Role(kind, **settings)
-
-
-def _settings_of(text: str, rest: str) -> dict[str, Any]:
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError):
-        raise InvalidInput(f"cannot read the role {text[:100]!r}.", hint="Write shadow or shadow(share=0.5).") from None
 
 
 def _check_setting(kind: str, whose: str, setting: str, value: Any) -> None:
