@@ -14,14 +14,14 @@ import pytest
 class RedisServer:
     """One redis-server process that can be killed, frozen and started again on the same folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self._options = folder, options
         self.url = f"unix://{folder}/redis.sock"
         self.start()
 
     def start(self, *options: str) -> None:
         command = ["redis-server", "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--dir", str(self._folder),
-                   "--save", "", "--appendonly", "yes", "--enable-debug-command", "local", *options]  # fmt: skip
+                   "--save", "", "--appendonly", "yes", "--enable-debug-command", "local", *self._options, *options]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 20
         while self._ask("PING") != b"+PONG":
@@ -49,11 +49,11 @@ class RedisServer:
         self.process.wait()
 
 
-def started() -> Iterator[RedisServer]:
+def started(*options: str) -> Iterator[RedisServer]:
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server on this machine. apt-get install redis-server")
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
-    server = RedisServer(folder)
+    server = RedisServer(folder, *options)
     yield server
     server.kill()
     shutil.rmtree(folder)
@@ -67,5 +67,5 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A test's own, to be killed."""
-    yield from started()
+    """A test's own, to be killed: by default Redis answers before it writes while a sync takes its time."""
+    yield from started("--appendfsync", "always")

@@ -8,8 +8,9 @@ Everything lies under one prefix, in forms that a person can read with redis-cli
     clipper:events         stream of the last changes; an entry's id is REVISION-N
     clipper:forgotten      changes up to this revision are not in the stream any more
 
-A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost here too (with `appendonly yes`
-nothing at a kill, the last second at a power cut); a store that went back in time is noticed by its watches: RESET.
+A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost here too: with `appendonly yes`
+up to the last two seconds at a power cut, and at a kill when the disk was busy; with `appendfsync always` nothing. A store that
+went back in time is noticed by its watches: RESET.
 
 A command whose connection breaks may or may not have been carried out; it is StoreError, and `put_if` again tells which.
 """
@@ -136,6 +137,8 @@ class RedisStore(Store):
 
     Errors: StoreError when the server cannot be reached, is read-only, full or too old.
     """
+
+    remote = True
 
     def __init__(self, url: str, events_max: int = EVENTS_MAX) -> None:
         try:
