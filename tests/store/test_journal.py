@@ -1,5 +1,6 @@
 """What was acknowledged is there after a crash, in order, once; what was torn is not."""
 
+import errno
 import os
 import random
 import resource
@@ -112,21 +113,116 @@ def test_full_is_an_answer_and_leaves_no_trace(tmp_path: Path) -> None:
     assert [record for _, record in reopened(tmp_path)] == [b"x" * 50, b"z"]
 
 
-def test_a_disk_that_fails_is_named(tmp_path: Path) -> None:
-    log = Journal(tmp_path)
+@pytest.mark.parametrize("mode", ["os", "fsync"])
+def test_a_disk_that_fails_is_named(tmp_path: Path, mode: journal.Mode) -> None:
+    log = Journal(tmp_path, mode)
     log.append(b"before")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.MAPPED_BYTES + 1000, limit[1]))
     try:
-        with pytest.raises(StoreError, match=r"cannot write the journal .*: File too large"):
-            log.append(b"x" * 200)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"cannot write the journal .*: File too large"):
+                log.append(b"x" * (journal.MAPPED_BYTES + 2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, before)
     assert log.append(b"after") == 2
     log.close()
     assert [record for _, record in reopened(tmp_path)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("mode", ["os", "fsync"])
+def test_a_full_disk_takes_what_fits_and_goes_on_when_there_is_room(
+    tmp_path: Path, mode: journal.Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small records until the disk is full, in the room that was allocated ahead too: each is there or was refused."""
+    log, taken = Journal(tmp_path, mode), list[bytes]()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    size_max = 500
+
+    def allocate(fd: int, offset: int, size: int) -> None:
+        if offset + size > size_max:
+            raise full
+        os.truncate(fd, offset + size)
+
+    def write(fd: int, data: bytes, at: int, before=os.pwrite) -> int:
+        if at >= size_max:
+            raise full
+        return before(fd, data[: min(len(data), size_max - at, 7)], at)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    monkeypatch.setattr(os, "pwrite", write)
+    for i in range(100):
+        if i == 80:
+            size_max = 10_000
+        record = b"%d" % i * 5
+        if log.nbytes + 8 + len(record) <= size_max:
+            log.append(record)
+            taken.append(record)
+        else:
+            with pytest.raises(StoreError, match="No space left"):
+                log.append(record)
+    log.close()
+    assert 20 < len(taken) < 100
+    assert [record for _, record in reopened(tmp_path)] == taken
+
+
+def test_a_disk_that_failed_to_sync_is_believed_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Journal(tmp_path, "fsync")
+    log.commit(log.append(b"sure"))
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(StoreError, match="could not be synced: Input/output error"):
+            log.commit(log.append(b"unsure"))
+    with pytest.raises(StoreError, match="could not be synced"):
+        log.append(b"refused")
+    with pytest.raises(StoreError, match="could not be synced"):
+        log.commit(2)
+    log.close()
+    assert [record for _, record in reopened(tmp_path)] == [b"sure", b"unsure"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_a_kill_leaves_of_the_mapped_end(tmp_path: Path, seed: int) -> None:
+    """The room that was not used is zeros; a record that was being copied is there up to some byte."""
+    draw, log = random.Random(seed), Journal(tmp_path)
+    records = [draw.choice([bytes, draw.randbytes])(draw.randrange(200)) for _ in range(20)]
+    for record in records[:-1]:
+        log.append(record)
+    (path,) = tmp_path.glob("*.log")
+    before = log.nbytes
+    log.append(records[-1])
+    whole, after = path.read_bytes(), log.nbytes
+    log.close()
+    assert len(whole) >= journal.MAPPED_BYTES
+    cut = draw.randint(before, after - 1)
+    path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+    found = reopened(tmp_path)
+    lost = whole[cut:after].strip(b"\0") != b""
+    assert [record for _, record in found] == (records[:-1] if lost else records)
+    assert path.stat().st_size == (before if lost else after)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_writes_nothing(tmp_path: Path) -> None:
+    log = Journal(tmp_path)
+    log.append(b"ours")
+    child = os.fork()
+    if child == 0:
+        try:
+            log.append(b"theirs")
+        except StoreError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert log.append(b"ours too") == 2
+    log.close()
+    assert [record for _, record in reopened(tmp_path)] == [b"ours", b"ours too"]
 
 
 @pytest.mark.parametrize("mode", ["os", "fsync"])

@@ -7,12 +7,19 @@ readable, `damaged` says so, and the numbers it may have had are not given out a
 
 How sure a committed record is: `memory` nothing is written; `os` the kernel has it, so it survives a kill of the process; `fsync`
 the disk has it. Those who commit together share one fsync (group commit): the first asks, the others of that moment are covered
-by the next one.
+by the next one. A disk that failed at an fsync is believed no more: nothing is appended until the server starts again.
+
+In mode `os` the end of the last segment is mapped: an append is a copy into pages that belong to the kernel as much as those of
+write() do, without the call (0.3 us instead of 2). The room is allocated before it is mapped, so that a full disk is an error of
+the allocation and never a signal at a copy; what was not used is cut off when the segment ends, or at the next start: a head of
+zeros is no record's. The price: whoever truncates the file under a running server kills that server.
 """
 
+import mmap
 import os
 import struct
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +29,10 @@ from clipper.errors import Overloaded, StoreError
 
 SEGMENT_BYTES: Final = 16 << 20
 RECORD_BYTES_MAX: Final = 1 << 20
+MAPPED_BYTES: Final = 256 << 10  # are allocated at a time
 _HEAD = struct.Struct("<II")
+_pack, _HEAD_BYTES, _crc32 = _HEAD.pack, _HEAD.size, zlib.crc32
+_SALT = 0xFFFFFFFF  # so that zeros are no sound record
 
 Mode = Literal["memory", "os", "fsync"]
 
@@ -42,11 +52,22 @@ class Journal:
         self._lock = threading.Lock()
         self._disk = threading.Lock()
         self._synced = 0  # records that the disk has
-        self._segments: list[tuple[int, Path, int]] = []  # first record, file, bytes
+        self._segments: list[tuple[int, Path, int]] = []  # first record, file, bytes; of the last, bytes when it was opened
         self._next = 1
         self._fd = -1
+        self._failed = ""
+        self._map: mmap.mmap | None = None
+        self._at = 0  # where the last segment's next record begins
+        self._room = 0  # an append that ends up to here is a copy into the map
+        self._closed_bytes = 0  # of all segments but the last
         if self.mode != "memory":
             self._open()
+            ours = weakref.WeakMethod(self._leave_to_parent)
+            os.register_at_fork(after_in_child=lambda: (method := ours()) and method())
+
+    def _leave_to_parent(self) -> None:
+        """A fork must not write where its parent does."""
+        self._lock, self._map, self._room, self._fd = threading.Lock(), None, 0, -1
 
     # -- opening
 
@@ -77,19 +98,43 @@ class Journal:
     def _continue(self, fresh: bool = False) -> None:
         """Append to the last segment, or to a new one."""
         assert self._folder is not None
+        self._end_segment()
         if fresh or not self._segments or self._segments[-1][2] >= SEGMENT_BYTES or self.damaged:
             path = self._folder / f"{self._next:020d}.log"
             self._segments.append((self._next, path, 0))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        fd, self._fd = self._fd, os.open(self._segments[-1][1], flags, 0o600)
-        if fd >= 0:
-            os.close(fd)
+        self._fd = os.open(self._segments[-1][1], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._at = self._segments[-1][2]
+        self._closed_bytes = sum(size for _, _, size in self._segments[:-1])
+
+    def _end_segment(self) -> None:
+        """Its file is as long as its records."""
+        fd, mapped = self._fd, self._map
+        if fd < 0:
+            return
+        first, path, _ = self._segments[-1]
+        self._segments[-1] = (first, path, self._at)
+        self._fd, self._map, self._room = -1, None, 0
+        if mapped is not None:
+            mapped.close()
+            os.ftruncate(fd, self._at)
+        os.close(fd)
 
     # -- appending
 
     def append(self, record: bytes) -> int:
         """-> the record's number. It is as sure as the mode says once `commit` of that number has returned."""
-        return self.append_many((record,))
+        size = len(record)
+        with self._lock:
+            end = self._at + _HEAD_BYTES + size
+            if end > self._room or size > RECORD_BYTES_MAX:
+                if self.mode != "memory":
+                    self._write((record,))
+            else:
+                self._map[self._at : end] = _pack(size, _crc32(record, _SALT ^ size)) + record  # type: ignore[index]
+                self._at = end
+            number = self._next
+            self._next = number + 1
+        return number
 
     def append_many(self, records: Sequence[bytes]) -> int:
         """Append all, in their order; -> the number of the last."""
@@ -116,6 +161,8 @@ class Journal:
     def _write(self, records: Sequence[bytes]) -> None:
         if self._fd < 0:
             raise StoreError("the journal is closed.", hint="Start the server again.")
+        if self._failed:
+            raise StoreError(self._failed, hint="Look after the disk, then start the server again.")
         if (longest := max(map(len, records))) > RECORD_BYTES_MAX:
             raise StoreError(f"a record of {longest} bytes: at most {RECORD_BYTES_MAX} are possible.")
         data = b"".join([part for record in records for part in (_head(record), record)])
@@ -124,24 +171,46 @@ class Journal:
                 f"the journal holds {self.nbytes} of {self.bytes_max} bytes.",
                 hint="Its states are not written to the store fast enough; raise limits.journal_bytes_max.",
             )
-        first, path, size = self._segments[-1]
-        self._write_all(data, path, size)
-        self._segments[-1] = (first, path, size + len(data))
-        if size + len(data) >= SEGMENT_BYTES:
+        if self.mode == "os":
+            self._make_room(len(data))
+        if self._map is not None and self._at + len(data) <= len(self._map):
+            self._map[self._at : self._at + len(data)] = data
+        else:
+            self._write_all(data)
+        self._at += len(data)
+        if self._at >= SEGMENT_BYTES:
             if self.mode == "fsync":
                 os.fdatasync(self._fd)
             self._next += len(records)
             self._continue()
             self._next -= len(records)
 
-    def _write_all(self, data: bytes, path: Path, size: int) -> None:
+    def _make_room(self, nbytes: int) -> None:
+        """Map so much more of the last segment, and some for those to come; a file that cannot be mapped is written to."""
+        need = self._at + nbytes
+        if self._map is None or len(self._map) < need:
+            mapped, self._map, self._room = self._map, None, 0
+            if mapped is not None:
+                mapped.close()
+            more = max(need, min(need + MAPPED_BYTES, SEGMENT_BYTES))
+            try:
+                os.posix_fallocate(self._fd, 0, more)
+                self._map = mmap.mmap(self._fd, more)
+            except OSError:
+                os.ftruncate(self._fd, self._at)
+                return
+        self._room = min(len(self._map), SEGMENT_BYTES - 1, self.bytes_max - self._closed_bytes)
+
+    def _write_all(self, data: bytes) -> None:
         """Wholly, or not at all: a full disk leaves no half record that a later one would follow."""
-        view = memoryview(data)
+        view, at = memoryview(data), self._at
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                count = os.pwrite(self._fd, view, at)
+                view, at = view[count:], at + count
         except OSError as error:
-            os.truncate(path, size)
+            os.ftruncate(self._fd, self._at)
+            path = self._segments[-1][1]
             raise StoreError(f"cannot write the journal {path}: {error.strerror}.", hint="Free some disk.") from None
 
     def _sync(self, last: int) -> None:
@@ -151,7 +220,12 @@ class Journal:
             with self._lock:
                 upto, fd = self._next - 1, os.dup(self._fd)
             try:
+                if self._failed:
+                    raise StoreError(self._failed, hint="Look after the disk, then start the server again.")
                 os.fdatasync(fd)
+            except OSError as error:  # what it had is gone from the kernel's memory: another try would lie
+                self._failed = f"the journal in {self._folder} could not be synced: {error.strerror}."
+                raise StoreError(self._failed, hint="Look after the disk, then start the server again.") from None
             finally:
                 os.close(fd)
             self._synced = upto
@@ -165,12 +239,14 @@ class Journal:
 
     @property
     def nbytes(self) -> int:
-        return sum(size for _, _, size in self._segments)
+        return self._closed_bytes + self._at
 
     def replay(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
         """(number, record) of all records behind number `after` that are still there."""
-        for first, path, size in list(self._segments):
-            number = first
+        with self._lock:
+            segments, end = list(self._segments), self._at
+        for place, (first, path, opened) in enumerate(segments):
+            number, size = first, end if place == len(segments) - 1 else opened
             for record in _records(path.read_bytes()[:size]):
                 if number > after:
                     yield number, record
@@ -180,31 +256,31 @@ class Journal:
         """Records up to that number are not needed any more; whole segments of such are deleted."""
         with self._lock:
             while len(self._segments) > 1 and self._segments[1][0] <= upto + 1:
-                _, path, _ = self._segments.pop(0)
+                _, path, size = self._segments.pop(0)
+                self._closed_bytes -= size
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
         with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            self._end_segment()
 
 
 def _head(record: bytes) -> bytes:
     size = len(record)
-    return _HEAD.pack(size, zlib.crc32(record, size))
+    return _pack(size, _crc32(record, _SALT ^ size))
 
 
-def _records(data: bytes) -> Iterator[bytes]:
-    """The sound records at the start of `data`."""
-    at = 0
-    while at + _HEAD.size <= len(data):
+def _records(data: bytes, at: int = 0) -> Iterator[bytes]:
+    """The sound records from there on."""
+    while at + _HEAD_BYTES <= len(data):
         size, crc = _HEAD.unpack_from(data, at)
-        record = data[at + _HEAD.size : at + _HEAD.size + size]
-        if len(record) < size or zlib.crc32(record, size) != crc:
+        if size > len(data) - at - _HEAD_BYTES:
+            return
+        record = data[at + _HEAD_BYTES : at + _HEAD_BYTES + size]
+        if _crc32(record, _SALT ^ size) != crc:
             return
         yield record
-        at += _HEAD.size + size
+        at += _HEAD_BYTES + size
 
 
 def _scan(path: Path) -> tuple[int, int]:
@@ -212,11 +288,12 @@ def _scan(path: Path) -> tuple[int, int]:
     count = good = 0
     for record in _records(path.read_bytes()):
         count += 1
-        good += _HEAD.size + len(record)
+        good += _HEAD_BYTES + len(record)
     return count, good
 
 
 def _more_behind(path: Path, good: int) -> bool:
     """Whether a sound record lies somewhere behind the first unsound byte: then it is damage, not a torn end."""
-    data = path.read_bytes()[good:]
-    return any(next(_records(data[at:]), b"") for at in range(1, max(1, len(data) - _HEAD.size)))
+    data = path.read_bytes()
+    end = len(data.rstrip(b"\0"))  # zeros: room that was not used
+    return any(next(_records(data, at), b"") for at in range(good + 1, end))
