@@ -37,6 +37,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a list of rows on stdout")
     parser.add_argument("--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md")
     parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (those of engine: see its table)")
+    parser.add_argument("--kills", type=int, help="how many (durability)")
+    parser.add_argument("--seed", type=int, help="of a run that failed, to see it again (durability)")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures of it, where it has any (figure7, figure8, selection)")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
@@ -49,16 +51,14 @@ def main() -> int:
         return 0 if options.name is None else 2
     try:
         question = importlib.import_module(known[options.name]).main
-        if options.rows and "rows" not in inspect.signature(question).parameters:
-            print(f"{options.name!r} has no --rows", file=sys.stderr)
-            return 2
-        settings: dict[str, object] = {"rows": options.rows.split(",")} if options.rows else {}
-        if options.plot is not None:
-            if "plot" not in inspect.signature(question).parameters:
-                print(f"{options.name!r} has no --plot", file=sys.stderr)
+        rows = options.rows.split(",") if options.rows else None
+        wanted = {"rows": rows, "kills": options.kills, "seed": options.seed, "plot": options.plot}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        for key in given:
+            if key not in inspect.signature(question).parameters:
+                print(f"{options.name!r} has no --{key}", file=sys.stderr)
                 return 2
-            settings["plot"] = options.plot
-        rows = question(options.quick, **settings)
+        rows = question(options.quick, **given)
     except UnknownRows as unknown:
         print(unknown, file=sys.stderr)
         return 2

@@ -25,7 +25,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("lz4", "json_rows"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider",),
-    ("column", "linear"),
+    ("column", "linear", "lesson"),
     ("delivery", "clock_cache", "codec"),
     ("hearing",),
     ("task", "correction", "output"),

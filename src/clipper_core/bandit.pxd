@@ -3,6 +3,8 @@
 # number that the caller brings.
 #
 # Threads: any; the rows belong to the caller.
+cimport numpy as cnp
+
 from clipper_core.machine cimport u32, u64
 
 cdef enum:
@@ -38,3 +40,9 @@ cdef void rule_weights(const RuleState* rule, const double* rows, u32 k, double 
 cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* votes, u32 label, double classes,
                       double weight) noexcept nogil
 # ^ votes[k]: codes of labels, 0 where a model was not heard
+
+cdef cnp.ndarray doubles_copied(cnp.ndarray array)     # of a contiguous array of doubles: a few times as fast as numpy's own
+cdef class Rule:
+    cdef RuleState state
+    cdef cnp.ndarray checked(self, cnp.ndarray rows)
+    cdef cnp.ndarray copied(self, cnp.ndarray rows)     # checked, and the caller's own

@@ -10,6 +10,7 @@ reduced variance estimator, Zimmert and Seldin 2019; KL-UCB, Garivier and Cappe 
 """
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN, cos, exp, fabs, isfinite, log, sqrt
+from libc.string cimport memcpy
 
 import numpy as np
 
@@ -373,6 +374,12 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
 
 # -- for Python --------------------------------------------------------------------------------------------------------
 
+cdef cnp.ndarray doubles_copied(cnp.ndarray array):
+    cdef cnp.ndarray copy = cnp.PyArray_SimpleNew(array.ndim, array.shape, cnp.NPY_DOUBLE)
+    memcpy(cnp.PyArray_DATA(copy), cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array))
+    return copy
+
+
 cdef class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out, nothing is changed in place.
 
@@ -380,7 +387,6 @@ cdef class Rule:
     share of chance (GREEDY), drift back to the long memory (SQUARECB).  floor: least probability; rate of the memory (SQUARECB).
     discount: of what was known, an observation (THOMPSON, LOGODDS, TSALLIS); rate of the average (GREEDY, SQUARECB).
     """
-    cdef RuleState state
 
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0, double discount=1.0):
         self.state.kind = kind
@@ -397,38 +403,38 @@ cdef class Rule:
         """Numbers a model has in a state."""
         return self.state.columns
 
-    cdef cnp.ndarray _rows(self, cnp.ndarray rows):
+    cdef cnp.ndarray checked(self, cnp.ndarray rows):
         if (cnp.PyArray_TYPE(rows) != cnp.NPY_DOUBLE or rows.ndim != 2 or not cnp.PyArray_IS_C_CONTIGUOUS(rows)
                 or not 1 <= rows.shape[0] <= MODELS_MAX or rows.shape[1] != self.state.columns):
             raise_for(BAD_INPUT, f"rows must be f64[k, {self.state.columns}] with 1 to {MODELS_MAX} models")
         return rows
 
-    cdef cnp.ndarray _copied(self, cnp.ndarray rows):
-        return <cnp.ndarray> cnp.PyArray_NewCopy(self._rows(rows), cnp.NPY_CORDER)
+    cdef cnp.ndarray copied(self, cnp.ndarray rows):
+        return doubles_copied(self.checked(rows))
 
     def choose(self, cnp.ndarray rows, double seen, double uniform):
         """-> (model to ask, probability of that choice). seen: observations so far; uniform: in [0, 1)."""
         cdef double[MODELS_MAX] p
-        self._rows(rows)
+        self.checked(rows)
         cdef u32 i = rule_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], seen, uniform, p)
         return i, p[i]
 
     def probabilities(self, cnp.ndarray rows, double seen):
         """f64[k]: how probable each choice is now; of sampled and optimistic rules, only whose turn it would be."""
-        cdef cnp.ndarray p = np.empty(self._rows(rows).shape[0])
+        cdef cnp.ndarray p = np.empty(self.checked(rows).shape[0])
         rule_choose(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], seen, 0.5, <double*> cnp.PyArray_DATA(p))
         return p
 
     def weights(self, cnp.ndarray rows, double classes=2.0):
         """f64[k]: the weight of each model's vote; they add up to 1."""
-        cdef cnp.ndarray w = np.empty(self._rows(rows).shape[0])
+        cdef cnp.ndarray w = np.empty(self.checked(rows).shape[0])
         rule_weights(&self.state, <double*> cnp.PyArray_DATA(rows), <u32> rows.shape[0], classes, <double*> cnp.PyArray_DATA(w))
         return w
 
     def learn(self, cnp.ndarray rows, double seen, losses, int chosen=-1, double p=1.0, double weight=1.0):
         """New rows after one observation. losses: f64[k], NaN where unknown; chosen: the model that was asked, with
         probability `p`; -1 when all were."""
-        cdef cnp.ndarray after = self._copied(rows)
+        cdef cnp.ndarray after = self.copied(rows)
         cdef cnp.ndarray lost = np.ascontiguousarray(losses, np.float64)
         cdef u32 k = <u32> after.shape[0]
         if lost.ndim != 1 or lost.shape[0] != after.shape[0] or chosen >= <int> k:
@@ -439,7 +445,7 @@ cdef class Rule:
 
     def learn_many(self, cnp.ndarray rows, double seen, losses, chosen=None, p=None):
         """New rows after n observations in their order. losses: f64[n, k]; chosen: i32[n]; p: f64[n]. Releases the GIL."""
-        cdef cnp.ndarray after = self._copied(rows)
+        cdef cnp.ndarray after = self.copied(rows)
         cdef cnp.ndarray lost = np.ascontiguousarray(losses, np.float64)
         cdef u32 k = <u32> after.shape[0]
         if lost.ndim != 2 or lost.shape[1] != k:
@@ -461,7 +467,7 @@ cdef class Rule:
     def stack(self, cnp.ndarray rows, votes, label, double classes=2.0, double weight=1.0):
         """New rows of STACKING. votes: u32[k] or u32[n, k], codes of labels from 1, 0 where a model was not heard; label: the
         code of the right one, or u32[n]."""
-        cdef cnp.ndarray after = self._copied(rows)
+        cdef cnp.ndarray after = self.copied(rows)
         cdef u32 k = <u32> after.shape[0]
         cdef cnp.ndarray cast = np.ascontiguousarray(votes, np.uint32).reshape(-1, k)
         cdef cnp.ndarray truth = np.ascontiguousarray(label, np.uint32).reshape(-1)

@@ -1,5 +1,6 @@
 """Feedback through the public API, real models and real kills."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import InvalidInput, UnknownPrediction
+from bench.system.durability import killed
+from clipper.errors import InvalidInput, Overloaded, UnknownPrediction
 
 ROW = np.array([3.0, 0.0])
 
@@ -60,6 +62,123 @@ def test_feedback_with_the_input_itself(models, app):
     for i in range(60):
         assert handle.feedback(input=np.array([i % 10, 0.0]), label=i % 10)
     assert handle.predict(ROW).result(10).output == 3
+
+
+def named(xs):
+    return [["no", "yes", "maybe"][int(x[0]) % 3] for x in xs]
+
+
+def always(xs):
+    return ["yes"] * len(xs)
+
+
+def halves(xs):
+    return xs[:, 0] / 2
+
+
+def thirds(xs):
+    return xs[:, 0] / 3
+
+
+def learned(handle):
+    learner = handle._question(handle.name).learner
+    return learner.policy.encode(learner.state("u"))
+
+
+@pytest.mark.parametrize("policy", ["exp4", "logodds", "stacking"])
+@pytest.mark.parametrize("kind", ["ints", "texts", "floats"])
+def test_an_array_teaches_what_its_rows_would(models, deploy, app, policy, kind):
+    """An array, a list and one by one: the same state, bit for bit."""
+    linked = models if kind == "ints" else [
+        deploy(model, input="f64[2]") for model in ((named, always) if kind == "texts" else (halves, thirds))
+    ]  # fmt: skip
+    xs = np.array([[i % 10, i] for i in range(100)], float)
+    labels = {
+        "ints": [int(x) for x in xs[:, 0]], "texts": [["no", "yes", "maybe"][int(x) % 3] for x in xs[:, 0]],
+        "floats": [float(x) / 2 for x in xs[:, 0]],
+    }[kind]  # fmt: skip
+    array, many, single = (app(*linked, slo_ms=5000, policy=policy) for _ in range(3))
+    answers = array.predict_many(xs, user="u").result(10)
+    odd = np.arange(1, 100, 2)
+    order = [*odd.tolist(), *range(0, 100, 2)]
+    assert array.feedback_many(answers, np.array(labels)[odd], rows=odd).counted == 50
+    told = array.feedback_many(answers, labels)
+    assert (told.counted, told.duplicates, told.unknown) == (50, 50, 0)
+    asked = [many.predict(x, user="u").result(10) for x in xs]
+    assert many.feedback_many([asked[i] for i in order], [labels[i] for i in order]).counted == 100
+    for i in order:
+        assert single.feedback(single.predict(xs[i], user="u").result(10), label=labels[i])
+    assert learned(array) == learned(many) == learned(single)
+
+
+@pytest.mark.parametrize("policy", ["squarecb", "thompson"])
+def test_an_array_teaches_the_one_model_that_was_asked(models, app, policy):
+    handle = app(*models, slo_ms=5000, policy=policy)
+    for _ in range(30):
+        answers = handle.predict_many(np.array([[i, 0] for i in range(10)], float)).result(10)
+        assert handle.feedback_many(answers, np.arange(10)).counted == 10
+    state = handle._question(handle.name).learner.state(None)
+    assert state.seen == 300
+    assert handle.predict(ROW).result(10).output == 3
+
+
+@pytest.mark.parametrize("policy", ["exp4", "exp3", "linucb", "single"])
+def test_statistics_hear_of_feedback_in_bulk(models, app, server, policy):
+    """Of all of it, lists and arrays, whether it is learned from in columns, in Python or not at all."""
+    handle = app(*models[1:], slo_ms=5000, policy=policy, roles={models[2].name: "challenger(share=0.2)"})
+    xs = np.array([[i % 10, i] for i in range(200)], float)
+    labels = xs[:, 0].astype(int)
+    answers = [handle.predict(x).result(10) for x in xs[:100]]
+    assert handle.feedback_many(answers, labels[:100]).counted == 100
+    array = handle.predict_many(xs[100:]).result(10)
+    assert handle.feedback_many(array, labels[150:], rows=np.arange(50, 100)).counted == 50
+    given = [*(answer.output for answer in answers), *np.asarray(array.outputs)[50:]]
+    right = sum(output == label for output, label in zip(given, [*labels[:100], *labels[150:]], strict=True))
+    found = server.stats()["applications"][handle.name]
+    assert found["answers"]["feedback"] == {"n": 150.0, "mean": pytest.approx(right / 150)}
+    models_told = [found["models"][model.name]["feedback"] for model in models[1:]]
+    assert sum(told["n"] for told in models_told) == 150.0
+    assert [told["mean"] for told in models_told if told["n"]] in ([0.0, 1.0], [0.0])
+
+
+def test_what_feedback_of_an_array_is_refused(models, app):
+    handle, other = app(*models, policy="exp4", slo_ms=5000), app(*models, slo_ms=5000, policy="exp4")
+    answers = handle.predict_many(np.zeros((3, 2))).result(10)
+    for labels, rows, message in (
+        ([1], None, "3 predictions and 1 labels"), ([1], [3], "whole numbers from 0 to 2"), ([1], [-1], "from 0 to 2"),
+        ([1.0], [0.5], "whole numbers"), ([np.nan] * 3, None, "it must be finite"), ([None] * 3, None, "a label is"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match=message):
+            handle.feedback_many(answers, labels, rows)
+    with pytest.raises(InvalidInput, match="rows= chooses among"):
+        handle.feedback_many([answers.id], [1], [0])
+    before = learned(other)
+    assert other.feedback_many(answers, [1, 1, 1]).unknown == 3
+    assert learned(other) == before
+    assert handle.feedback_many(answers, [0, 0, 0]).counted == 3, "what was refused is not counted"
+
+
+def test_what_the_journal_refuses_of_an_array_may_be_told_again(models, app, server, monkeypatch):
+    handle = app(*models, policy="exp4", slo_ms=5000)
+    answers = handle.predict_many(np.zeros((100, 2))).result(10)
+    states, allowed = server._learning.states, 2
+    write = states.journal.append
+
+    def append(record):
+        nonlocal allowed
+        allowed -= 1
+        if allowed < 0:
+            raise Overloaded("the journal is full")
+        return write(record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("clipper.serving.records.CHUNK", 30)
+        patch.setattr(states.journal, "append", append)
+        with pytest.raises(Overloaded):
+            handle.feedback_many(answers, [0] * 100)
+    told = handle.feedback_many(answers, [0] * 100)
+    assert (told.counted, told.duplicates) == (40, 60)
+    assert handle._question(handle.name).learner.state(None).seen == 100
 
 
 def test_what_feedback_is_refused(models, app):
@@ -130,3 +249,14 @@ def test_acknowledged_feedback_survives_kills(tmp_path: Path):
         learner = server._learning.states.learner("a", "kl_ucb", None, [clipper.VersionedModel("m", 1)])
         seen = learner.state(None).seen
     assert acknowledged <= seen <= acknowledged + 4
+
+
+@pytest.mark.parametrize("with_redis", [False, True], ids=["folder", "redis"])
+def test_after_kills_the_states_are_those_of_serial_replay(with_redis: bool):
+    """A short `python -m bench durability`: single labels, lists and arrays of several users, while the server is killed, and
+    its Redis is killed or stopped."""
+    if with_redis and shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on this machine. apt-get install redis-server")
+    found = killed(2, seed=7, with_redis=with_redis, tell=lambda text: None)
+    assert found.failures == []
+    assert found.kills == 2

@@ -133,3 +133,44 @@ def test_a_server_comes_back_from_redis(own_redis: RedisServer, tmp_path: Path) 
         app = server.app("a")
         assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
         assert app._question("a").learner.state(None).seen == 1
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "read only", "out of memory"])
+def test_feedback_goes_on_without_redis_and_is_there_afterwards(
+    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Neither a prediction nor feedback waits for it, of users that were never seen either."""
+    monkeypatch.setattr(redis, "PATIENCE_S", 0.3)
+    settings: dict[str, Any] = {"state": own_redis.url, "folder": str(tmp_path), "feedback": {"write_ms": 5}}
+    with clipper.start(**settings) as server:
+        server.deploy("m", total, input="f64[2]")
+        app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
+        assert app.feedback(app.predict(np.ones(2), user="u").result(20), label=2.0)
+        control: Any = server._store
+        match how:
+            case "stopped":
+                own_redis.signal(signal.SIGSTOP)
+            case "killed":
+                own_redis.kill()
+            case "read only":
+                control._redis.replicaof("127.0.0.1", "1")
+            case "out of memory":
+                control._redis.config_set("maxmemory", "1")
+        for user in ("u", "v", ""):
+            answer = app.predict(np.ones(2), user=user).result(20)
+            assert (answer.output, answer.is_default) == (2.0, False)
+            assert app.feedback(answer, label=2.0)
+        answers = app.predict_many(np.ones((5, 2)), user="w").result(20)
+        assert app.feedback_many(answers, [2.0] * 5).counted == 5
+        match how:
+            case "stopped":
+                own_redis.signal(signal.SIGCONT)
+            case "killed":
+                own_redis.start()
+            case "read only":
+                control._redis.replicaof("NO", "ONE")
+            case "out of memory":
+                control._redis.config_set("maxmemory", "0")
+    with clipper.start(**settings) as server:
+        learner = server.app("a")._question("a").learner
+        assert {user: learner.state(user).seen for user in ("u", "v", "w", "")} == {"u": 2, "v": 1, "w": 5, "": 9}

@@ -26,7 +26,8 @@ from clipper.frontend.messages import (
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
 from clipper.serving.ear import Future
-from clipper.serving.observe import observe, observe_many, truth_of, weight_of
+from clipper.serving.feedback import truth_of, weight_of
+from clipper.serving.observe import observe, observe_many
 from clipper.serving.processor import Question, predict
 from clipper.types import Answer, PredictionRequest
 

@@ -177,7 +177,7 @@ def losses(observation: Observation) -> dict[VersionedModel, float]:
 
 def loss(output: Any, label: Any) -> float:
     """0 for right, 1 for wrong; between numbers |output - label| / (|output - label| + |label|), or of norms for arrays:
-    0 to 1 and the same in any unit."""
+    0 to 1 and the same in any unit; 1 for arrays of different shapes."""
     if not is_number(output) or not is_number(label):
         return 0.0 if agrees(output, label) else 1.0
     if isinstance(output, float) and isinstance(label, float):

@@ -3,11 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from clipper.errors import InvalidInput
+from clipper.selection import Truth
 from clipper.serving.arrays import ARRAY_SLO_MS, predict_array
-from clipper.serving.observe import Counted, observe, observe_many, truth_of, weight_of
+from clipper.serving.feedback import PLAIN, truth_of, weight_of
+from clipper.serving.observe import Counted, observe, observe_many
 from clipper.serving.processor import Question, predict
-from clipper.types import Answer
+from clipper.types import Answer, Answers
 from clipper_core.future import Future
 
 
@@ -57,12 +61,21 @@ class ApplicationHandle:
         UnknownPrediction (too old, never made here, another application's), Overloaded, StoreError. Threads: any.
         """
         question = self._question(self.name)
-        return observe(question, prediction, input, user, truth_of(label, correct, score), weight_of(weight), context)
+        plain = type(label) in PLAIN and correct is None and score is None
+        truth = Truth(label) if plain else truth_of(label, correct, score)
+        return observe(question, prediction, input, user, truth, weight_of(weight), context)
 
-    def feedback_many(self, predictions: Sequence[str | Answer], labels: Sequence[Any]) -> Counted:
-        """The right outputs of many predictions, written down together. -> how many counted, were told before, and are about
-        predictions that nobody remembers. Raises InvalidInput, Overloaded, StoreError. Threads: any."""
-        return observe_many(self._question(self.name), predictions, labels)
+    def feedback_many(
+        self, predictions: Sequence[str | Answer] | Answers, labels: Sequence[Any], rows: ArrayLike | None = None
+    ) -> Counted:
+        """The right outputs of many predictions, written down together.
+
+        predictions: a list of `Answer`s or their ids; or the `Answers` of an array, which costs far less: then labels is an array
+        too, a label a row.  rows: of `Answers`, the places of the rows that `labels` are of; all if not given.
+        -> how many counted, were told before, and are about predictions that nobody remembers or that no model made.
+        Raises InvalidInput, Overloaded, StoreError: then those not yet written down may be told again. Threads: any.
+        """
+        return observe_many(self._question(self.name), predictions, labels, rows)
 
     def shares(self, user: str | None = None) -> dict[str, float]:
         """What the policy has learned, by `name:version`: each model's share of the queries, of a policy that asks one, else

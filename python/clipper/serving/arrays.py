@@ -1,7 +1,8 @@
 """The life of an array of queries: one future, one pass through cache, queue and batches, one combination at the end.
 
-The policy selects once, for the whole array; observers are not asked, and no feedback is expected. A policy that learns nothing
-and asks one model combines as a whole: no Python object a row. Every other combination goes row by row through `policy.combine`.
+The policy selects once, for the whole array; observers are not asked. Feedback may come for the array as for an answer. A policy
+that learns nothing and asks one model combines as a whole: no Python object a row. Every other combination goes row by row
+through `policy.combine`.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ from clipper.selection import Plan, Prediction
 from clipper.selection.policy import NOTHING
 from clipper.selection.unlearned import Unlearned
 from clipper.serving.dispatch import FORK_HINT
+from clipper.serving.feedback import JoinedRows
 from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, too_unsure, why
 from clipper.serving.stragglers import combine
 from clipper.types import Answers, VersionedModel
@@ -31,6 +33,7 @@ class AskedArray(msgspec.Struct, frozen=True, eq=False):
     question: Question
     plan: Plan
     state: Any  # the policy's, by which it selected
+    user: str = ""
 
 
 def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int, salt: int) -> Future:
@@ -45,7 +48,7 @@ def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int
         return future
     cores = tuple([question.cores[model] for model in plan.models])
     salt = question.teaching.session(question.models, user, salt)
-    return predict_rows(cores, inputs, slo_us, salt, finish_array, AskedArray(question, plan, state))
+    return predict_rows(cores, inputs, slo_us, salt, finish_array, AskedArray(question, plan, state, user or ""))
 
 
 def _finish_unasked(future: Future) -> Answers:
@@ -68,6 +71,9 @@ def finish_array(future: Future) -> Answers:
         outputs, confidence, reasons, is_default = _alone(future, question, models[0], by_model[0])
     else:
         outputs, confidence, reasons, is_default = _row_by_row(future, asked, statuses)
+    id = f"{question.node}-{future.id:x}"
+    if question.window is not None:
+        question.window.add_rows(id, JoinedRows(question.learner, asked.user, asked.plan, future, outputs))
     return Answers(
         outputs=outputs,
         confidence=confidence,
@@ -75,7 +81,7 @@ def finish_array(future: Future) -> Answers:
         statuses=statuses,
         reasons=reasons,
         latency_us=future.latencies_us().reshape(len(models), n).max(axis=0),
-        id=f"{question.node}-{future.id:x}",
+        id=id,
     )
 
 

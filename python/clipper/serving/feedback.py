@@ -8,20 +8,20 @@ Feedback with the input itself needs no window: the models are asked again, and 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from clipper.errors import InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.selection.lessons import Column, Rows, column_of
 from clipper.serving.states import Learner
 from clipper.types import VersionedModel
 from clipper_core.future import Future
 from clipper_core.status import Status
-
-NDARRAY = 1  # extension type of msgpack
 
 
 class Joined(msgspec.Struct, eq=False):
@@ -36,20 +36,91 @@ class Joined(msgspec.Struct, eq=False):
     until_s: float
     told: bool = False
 
-    def observation(self, truth: Truth, weight: float) -> Observation:
+    def heard(self) -> dict[VersionedModel, Prediction]:
+        """What arrived, and of the late ones what has come since."""
+        if not self.late:
+            return self.arrived
         heard = dict(self.arrived)
         for model, future in self.late:
             if future.done() and future.status() is Status.OK:
                 heard[model] = Prediction(future.output(0), future.confidence(0))
-        return Observation(self.plan, heard, truth, self.answer, weight)
+        return heard
+
+    def observation(self, truth: Truth, weight: float) -> Observation:
+        return Observation(self.plan, self.heard(), truth, self.answer, weight)
+
+
+class JoinedRows:
+    """An array of answers that feedback may still come for, row by row. future: of its tasks, model after model.
+    answers: the outputs, a row each."""
+
+    __slots__ = ("_future", "_rows", "answers", "heard", "learner", "plan", "told", "until_s", "user")
+
+    def __init__(self, learner: Learner, user: str, plan: Plan, future: Future, answers: Column) -> None:
+        self.learner, self.user, self.plan, self._future, self.answers = learner, user, plan, future, answers
+        by_model = future.statuses().reshape(len(plan.models), -1) == Status.OK
+        self.heard: NDArray[np.bool_] = by_model.any(axis=0)  # rows that anything can be learned from
+        self.told = np.zeros(len(self.heard), np.bool_)
+        self.until_s = 0.0
+        self._rows: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.told)
+
+    @property
+    def as_one(self) -> bool:
+        """Whether all of the learner's models were asked, or only one: as columns say it."""
+        asked, place = set(self.plan.models), self.learner.place
+        return (len(asked) == 1 or asked == place.keys()) and all(model in place for model in asked)
+
+    def columns(self, places: NDArray[np.intp], labels: Column) -> Rows:
+        """These rows, with their labels."""
+        if self._rows is None:
+            self._rows = self._read()
+        rows = self._rows if len(places) == len(self) else self._rows.take(places)
+        return msgspec.structs.replace(rows, labels=labels)
+
+    def _read(self) -> Rows:
+        n, future, models = len(self), self._future, self.learner.models
+        outputs: list[Column] = [np.zeros(n, np.int64)] * len(models)
+        heard: list[NDArray[np.bool_] | None] = [np.zeros(n, np.bool_)] * len(models)
+        confidence: list[NDArray[np.float64] | None] = [None] * len(models)
+        statuses = future.statuses().reshape(-1, n)
+        for j, model in enumerate(self.plan.models):
+            at = self.learner.place[model]
+            ok = statuses[j] == Status.OK
+            outputs[at], heard[at] = future.outputs(0, j * n, n), None if ok.all() else ok
+            own = future.confidences(j * n, n)
+            confidence[at] = None if np.isnan(own).all() else own
+        if len(self.plan.models) == 1:
+            at, p = self.learner.place[self.plan.models[0]], self.plan.probability(self.plan.models[0])
+            like = outputs[at].dtype if isinstance(outputs[at], np.ndarray) else None
+            outputs = [c if i == at or like is None else np.zeros(n, like) for i, c in enumerate(outputs)]
+        else:
+            at, p = -1, 1.0
+        unsaid = np.zeros(n, np.bool_)
+        return Rows(models, tuple(outputs), tuple(heard), tuple(confidence), unsaid, np.array([at], np.int32), np.array([p]))
+
+    def observation(self, i: int, label: Any) -> Observation:
+        """Row i as an object, whatever was asked."""
+        n, future = len(self), self._future
+        heard = {
+            model: Prediction(future.output(j * n + i), future.confidence(j * n + i))
+            for j, model in enumerate(self.plan.models)
+            if future.status(j * n + i) is Status.OK
+        }
+        return Observation(self.plan, heard, Truth(label), self.answers[i])
 
 
 class Window:
-    """Answers by id, the last `size_max` of them, each for `window_s` seconds. Threads: any."""
+    """Answers by id, the last `size_max` of them, each for `window_s` seconds; arrays too, the last so many rows of them, and the
+    last array whatever its size. Threads: any."""
 
     def __init__(self, size_max: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._size_max, self._window_s, self._clock = size_max, window_s, clock
         self._joined: OrderedDict[str, Joined] = OrderedDict()
+        self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
+        self._row_count = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -67,26 +138,83 @@ class Window:
                 if not self._joined:
                     break
 
-    def _is_over(self, joined: Joined) -> bool:
+    def add_rows(self, id: str, joined: JoinedRows) -> None:
+        joined.until_s = self._clock() + self._window_s
+        with self._lock:
+            self._arrays[id] = joined
+            self._row_count += len(joined)
+            while len(self._arrays) > 1:
+                oldest = next(iter(self._arrays.values()))
+                if self._row_count <= self._size_max and not self._is_over(oldest):
+                    break
+                self._arrays.popitem(last=False)
+                self._row_count -= len(oldest)
+
+    def _is_over(self, joined: Joined | JoinedRows) -> bool:
         return joined.until_s < self._clock()
 
     def take(self, id: str, application: str) -> Joined | None:
         """The query of that id, once; None when its feedback has come already. UnknownPrediction if it is not here."""
         with self._lock:
             joined = self._joined.get(id)
-            if joined is None or self._is_over(joined):
-                hint = f"The server that answered remembers its last {self._size_max} answers, for {self._window_s:g} s."
-                raise UnknownPrediction(f"no prediction {id[:64]!r} is waiting for feedback.", hint=hint)
-            if joined.learner.application != application:
-                whose = joined.learner.application
-                raise UnknownPrediction(f"prediction {id!r} is one of application {whose!r}, not of {application!r}.")
+            if joined is None or joined.until_s < self._clock():
+                raise self._unknown(id)
+            whose = joined.learner.application
+            if whose != application:
+                raise _foreign(id, whose, application)
             if joined.told:
                 return None
             joined.told = True
             return joined
 
+    def take_many(self, ids: Sequence[str], application: str) -> tuple[list[int], list[Joined], int]:
+        """Those of the ids whose feedback has not come yet, each once: their places, their queries; and how many of the others
+        are not here."""
+        places, found, unknown = list[int](), list[Joined](), 0
+        with self._lock:
+            now, known = self._clock(), self._joined.get
+            for i, id in enumerate(ids):
+                joined = known(id)
+                if joined is None or joined.until_s < now or joined.learner.application != application:
+                    unknown += 1
+                elif not joined.told:
+                    joined.told = True
+                    places.append(i)
+                    found.append(joined)
+        return places, found, unknown
+
+    def rows_of(self, id: str, application: str) -> JoinedRows:
+        """The array of that id. UnknownPrediction if it is not here."""
+        joined = self._arrays.get(id)
+        if joined is None or self._is_over(joined):
+            raise self._unknown(id)
+        if joined.learner.application != application:
+            raise _foreign(id, joined.learner.application, application)
+        return joined
+
+    def take_rows(self, joined: JoinedRows, places: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
+        """Where in `places` stand rows whose feedback has not come yet, each once; and how many of the others were not heard."""
+        with self._lock:
+            heard = joined.heard[places]
+            fresh = heard & ~joined.told[places]
+            first = np.zeros(len(places), np.bool_)
+            first[np.unique(places, return_index=True)[1]] = True
+            fresh &= first
+            joined.told[places[fresh]] = True
+        return np.flatnonzero(fresh), int(np.count_nonzero(~heard))
+
+    def _unknown(self, id: str) -> UnknownPrediction:
+        hint = f"The server that answered remembers its last {self._size_max} answers, for {self._window_s:g} s."
+        return UnknownPrediction(f"no prediction {id[:64]!r} is waiting for feedback.", hint=hint)
+
+
+def _foreign(id: str, whose: str, application: str) -> UnknownPrediction:
+    return UnknownPrediction(f"prediction {id!r} is one of application {whose!r}, not of {application!r}.")
+
 
 # -- what feedback says
+
+PLAIN = frozenset((int, str, bytes, bool))  # labels as they nearly always come, and as they are kept
 
 
 def truth_of(label: Any, correct: bool | None, score: float | None) -> Truth:
@@ -123,85 +251,23 @@ def plain_label(label: Any) -> Any:
     return label
 
 
+def label_column(labels: Sequence[Any] | NDArray[Any]) -> Column:
+    """Labels of many rows, each as `plain_label` has it, as an array where they are numbers of one kind."""
+    if isinstance(labels, np.ndarray) and labels.ndim == 1:
+        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+            raise InvalidInput(f"label={labels[~np.isfinite(labels)][0]}: it must be finite.")
+        if labels.dtype.kind in "bif":
+            return labels.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[labels.dtype.kind], copy=False)
+        labels = labels.tolist()
+    column = column_of(list(labels), plain_label)
+    if isinstance(column, np.ndarray) and column.dtype.kind == "f" and not np.isfinite(column).all():
+        raise InvalidInput(f"label={column[~np.isfinite(column)][0]}: it must be finite.")
+    return column
+
+
 def weight_of(weight: float) -> float:
+    if type(weight) is float and weight == 1.0:
+        return weight
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
         raise InvalidInput(f"weight={weight!r}: it must lie above 0 and at most at 1000.")
     return float(weight)
-
-
-# -- records of the journal
-
-
-class _Record(msgspec.Struct, array_like=True):
-    application: str
-    policy: str
-    models: tuple[str, ...]
-    user: str
-    asked: tuple[int, ...]
-    probabilities: tuple[float, ...]
-    predictions: tuple[tuple[int, Any, float | None], ...]
-    label: Any
-    score: float | None
-    answer: Any
-    weight: float
-    features: tuple[float, ...] = ()
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: packed(value))
-_DECODER = msgspec.msgpack.Decoder(_Record, ext_hook=lambda code, data: unpacked(code, data))
-
-
-def written(learner: Learner, user: str, seen: Observation) -> bytes:
-    """An observation as the journal keeps it: models by their place in the learner's list."""
-    place = {model: i for i, model in enumerate(learner.models)}
-    said = tuple(
-        (place[model], prediction.output, prediction.confidence)
-        for model, prediction in seen.predictions.items()
-        if model in place
-    )
-    asked = tuple(place[model] for model in seen.plan.models if model in place)
-    odds = seen.plan.probabilities if len(asked) == len(seen.plan.models) else ()
-    names = tuple(map(str, learner.models))
-    return _ENCODER.encode(
-        _Record(
-            learner.application, learner.text, names, user, asked, odds, said, seen.truth.label, seen.truth.score,
-            seen.answer, seen.weight, seen.plan.features,
-        )
-    )  # fmt: skip
-
-
-def read(record: bytes) -> tuple[str, str, tuple[VersionedModel, ...], str, Observation]:
-    """-> application, policy, models, user, and the observation. ValueError for what `written` did not write."""
-    try:
-        found = _DECODER.decode(record)
-        models = tuple(VersionedModel.parse(name) for name in found.models)
-        heard = {models[i]: Prediction(output, confidence) for i, output, confidence in found.predictions}
-        plan = Plan(tuple(models[i] for i in found.asked), found.probabilities, (), found.features)
-    except (msgspec.MsgspecError, IndexError) as error:
-        raise ValueError(f"no record of feedback: {error}") from None
-    truth = Truth(found.label, found.score)
-    return found.application, found.policy, models, found.user, Observation(plan, heard, truth, found.answer, found.weight)
-
-
-class _Array(msgspec.Struct, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-def packed(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        array = _Array(value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
-        return msgspec.msgpack.Ext(NDARRAY, msgspec.msgpack.encode(array))
-    raise TypeError(f"no feedback record holds a {type(value).__name__}")
-
-
-def unpacked(code: int, data: memoryview) -> Any:
-    if code != NDARRAY:
-        raise ValueError(f"extension {code}")
-    array = msgspec.msgpack.decode(data, type=_Array)
-    if np.dtype(array.dtype).kind not in "biuf":
-        raise ValueError(f"an array of {array.dtype}")
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from clipper.config import FeedbackSettings
 from clipper.errors import ClipperError
-from clipper.selection import Observation, Policy, policy_named
+from clipper.selection import Policy, policy_named
 from clipper.selection.unlearned import learns
-from clipper.serving.feedback import Window, read
-from clipper.serving.states import Learner, States
+from clipper.serving.feedback import Window
+from clipper.serving.records import read
+from clipper.serving.states import Learner, Seen, States
 from clipper.store.journal import Journal
 from clipper.store.store import Store
 from clipper.types import VersionedModel
@@ -41,14 +42,14 @@ class Learning:
         if count:
             _log.info("replayed %d feedbacks from the journal", count)
 
-    def _read(self, record: bytes) -> tuple[Learner, str, Observation] | None:
+    def _read(self, record: bytes) -> tuple[Learner, str, Seen] | None:
         try:
-            application, text, models, user, observation = read(record)
+            application, text, models, user, seen = read(record)
             policy = policy_named(text)
         except (ValueError, ClipperError) as error:
             _log.error("a record of the journal cannot be replayed: %s", error)
             return None
-        return self.states.learner(application, text, policy, models), user, observation
+        return self.states.learner(application, text, policy, models), user, seen
 
     def close(self) -> None:
         self.states.close()
@@ -61,5 +62,7 @@ def _name_in(folder: Path | None) -> str:
     path = folder / "node"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(secrets.token_hex(8) + "\n")
+        fresh = folder / "node.new"
+        fresh.write_text(secrets.token_hex(8) + "\n")
+        fresh.replace(path)  # wholly, or not at all
     return path.read_text().strip()

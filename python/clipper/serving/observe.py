@@ -1,20 +1,25 @@
 """The life of feedback: joined with the predictions it is about, written down, learned from, acknowledged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from clipper.errors import DeadlineExceeded, InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Prediction, Truth
-from clipper.serving.feedback import Joined, Window, plain_label, truth_of, weight_of, written
+from clipper.selection.lessons import Column, Rows, column_of
+from clipper.serving.feedback import Joined, JoinedRows, Window, label_column
 from clipper.serving.processor import Question, plan_for
-from clipper.serving.states import Learner
-from clipper.types import Answer, VersionedModel
+from clipper.serving.records import written, written_rows
+from clipper.serving.states import Learner, Seen
+from clipper.types import Answer, Answers, VersionedModel
 from clipper_core.model import predict_all
 from clipper_core.status import Status
 
-Item = tuple[Learner, str, Observation, bytes]
+Item = tuple[Learner, str, Seen, bytes]
+FEW = 8  # answers of one context that are not worth columns of their own
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -31,48 +36,58 @@ def observe(
 ) -> bool:  # fmt: skip
     """One feedback, by prediction or by input. True when it counts, False when it was counted before. Returns once it is in the
     journal. Raises InvalidInput, UnknownPrediction, Overloaded (the journal is full), StoreError."""
-    window = _window_of(question)
+    window = question.window if question.window is not None else _window_of(question)
     if (prediction is None) == (input is None):
         raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
     if prediction is None:
         seen = _asked_again(question, input, user, truth, weight, context)
-        _learn([_item(question.learner, user or "", seen)])
+        learner, whose = question.learner, user or ""
+        learner.states.commit(learner.states.observe_one(learner, whose, seen, written(learner, whose, seen)))
+        _tell_watcher(learner, seen)
         question.teaching.tell(question.cores, input, question.teaching.session(question.models, user, 0), seen)
         return True
-    joined = window.take(_id_of(prediction), question.name)
+    joined = window.take(prediction.id if type(prediction) is Answer else _id_of(prediction), question.name)
     if joined is None:
         return False
-    _learn_joined([(joined, truth, weight)])
+    learner, user = joined.learner, joined.user
+    seen = Observation(joined.plan, joined.heard() if joined.late else joined.arrived, truth, joined.answer, weight)
+    try:
+        number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
+    except BaseException:
+        joined.told = False  # what the journal refuses may be told again
+        raise
+    learner.states.commit(number)
+    _tell_watcher(learner, seen)
     if question.teaching.active:
-        question.teaching.tell_of(question.cores, _id_of(prediction), joined.observation(truth, weight))
+        question.teaching.tell_of(question.cores, _id_of(prediction), seen)
     return True
 
 
-def observe_many(question: Question, predictions: Sequence[str | Answer], labels: Sequence[Any]) -> Counted:
-    """Labels of many predictions at once: one write to the journal, one wait for it. What nobody remembers is counted, not
-    raised. Raises InvalidInput before anything is learned, Overloaded, StoreError."""
+def observe_many(
+    question: Question, predictions: Sequence[str | Answer] | Answers, labels: Sequence[Any], rows: ArrayLike | None = None
+) -> Counted:
+    """Labels of many predictions at once: one wait for the journal. What nobody remembers is counted, not raised. Raises
+    InvalidInput before anything is learned, Overloaded, StoreError."""
     window = _window_of(question)
-    if len(predictions) != len(labels):
-        raise InvalidInput(f"{len(predictions)} predictions and {len(labels)} labels.")
-    truths = [Truth(plain_label(label)) for label in labels]
-    found: list[tuple[Joined, Truth, float]] = []
-    ids: list[str] = []
-    duplicates = unknown = 0
-    for prediction, truth in zip(predictions, truths, strict=True):
-        try:
-            joined = window.take(_id_of(prediction), question.name)
-        except UnknownPrediction:
-            unknown += 1
-            continue
-        if joined is None:
-            duplicates += 1
-        else:
-            found.append((joined, truth, 1.0))
-            ids.append(_id_of(prediction))
-    _learn_joined(found)
-    for id, (joined, truth, weight) in zip(ids, found, strict=True) if question.teaching.active else ():
-        question.teaching.tell_of(question.cores, id, joined.observation(truth, weight))
-    return Counted(len(found), duplicates, unknown)
+    if isinstance(predictions, Answers):
+        return _observe_array(question, window, predictions, labels, rows)
+    if rows is not None:
+        raise InvalidInput("rows= chooses among the rows of an array of answers; this is a list.")
+    _same_length(len(predictions), labels)
+    column = label_column(labels)
+    ids = [prediction.id if type(prediction) is Answer else _id_of(prediction) for prediction in predictions]
+    places, found, unknown = window.take_many(ids, question.name)
+    told = column.tolist() if isinstance(column, np.ndarray) else column
+    told = [told[i] for i in places] if len(places) < len(ids) else told
+    _learn_joined(found, told)
+    for i, joined, label in zip(places, found, told, strict=True) if question.teaching.active else ():
+        question.teaching.tell_of(question.cores, ids[i], joined.observation(Truth(label), 1.0))
+    return Counted(len(found), len(ids) - len(found) - unknown, unknown)
+
+
+def _same_length(n: int, labels: Sequence[Any]) -> None:
+    if len(labels) != n:
+        raise InvalidInput(f"{n} predictions and {len(labels)} labels.")
 
 
 def _window_of(question: Question) -> Window:
@@ -90,26 +105,168 @@ def _id_of(prediction: str | Answer) -> str:
     return prediction
 
 
-def _item(learner: Learner, user: str, seen: Observation) -> Item:
-    return learner, user, seen, written(learner, user, seen)
+# -- lists of answers
 
 
-def _learn_joined(found: Sequence[tuple[Joined, Truth, float]]) -> None:
-    """What the journal refuses may be told again."""
+def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> None:
+    """By context, in the order of each. What the journal refuses may be told again."""
+    if not found:
+        return
+    groups: dict[tuple[Learner, str], list[int]] = {}
+    for i, joined in enumerate(found):
+        groups.setdefault((joined.learner, joined.user), []).append(i)
+    items: list[Item] = []
+    told: list[tuple[Learner, Sequence[Joined], Sequence[Any], Rows | None]] = []
     try:
-        _learn([_item(joined.learner, joined.user, joined.observation(truth, weight)) for joined, truth, weight in found])
+        for (learner, user), places in groups.items():
+            whole = len(places) == len(found)
+            mine, truths = (found, labels) if whole else ([found[i] for i in places], [labels[i] for i in places])
+            rows = _columns(learner, mine, truths) if len(mine) >= FEW and learner.lesson is not None else None
+            items += _items(learner, user, mine, truths, rows)
+            told.append((learner, mine, truths, rows))
+        number = found[0].learner.states.observe_many(items)
     except BaseException:
-        for joined, _, _ in found:
+        for joined in found:
             joined.told = False
         raise
+    found[0].learner.states.commit(number)
+    for each in told:
+        _tell_watcher_of_list(*each)
 
 
-def _learn(items: Sequence[Item]) -> None:
-    if items:
-        items[0][0].states.observe_many(items)
-        for learner, _, seen, _ in items:
-            if learner.told is not None:
-                learner.told(seen)
+def _items(learner: Learner, user: str, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None) -> list[Item]:
+    if rows is not None:
+        return [(learner, user, part, record) for part, record in written_rows(learner, user, rows)]
+    items: list[Item] = []
+    for joined, label in zip(found, labels, strict=True):
+        seen = joined.observation(Truth(label), 1.0)
+        items.append((learner, user, seen, written(learner, user, seen)))
+    return items
+
+
+def _columns(learner: Learner, found: Sequence[Joined], labels: Sequence[Any]) -> Rows | None:
+    """None for plans that columns cannot say."""
+    place = learner.place
+    asked, p = [-1] * len(found), [1.0] * len(found)
+    for i, joined in enumerate(found):
+        models = joined.plan.models
+        if len(models) == 1 and models[0] in place:
+            asked[i] = place[models[0]]
+            p[i] = joined.plan.probabilities[0] if joined.plan.probabilities else 1.0
+        elif models != learner.models:
+            return None
+    heard = [joined.heard() for joined in found]
+    outputs, was_heard, confidence = [], [], []
+    for model in learner.models:
+        said = [one.get(model) for one in heard]
+        absent = None in said
+        filler = 0 if not absent else next((prediction.output for prediction in said if prediction is not None), 0)
+        outputs.append(column_of([filler if prediction is None else prediction.output for prediction in said]))
+        was_heard.append(np.array([prediction is not None for prediction in said]) if absent else None)
+        own = [None if prediction is None else prediction.confidence for prediction in said]
+        confidence.append(None if own.count(None) == len(own) else np.array([_sound(one) for one in own]))
+    return Rows(
+        learner.models, tuple(outputs), tuple(was_heard), tuple(confidence), column_of(labels), np.array(asked, np.int32),
+        np.array(p),
+    )  # fmt: skip
+
+
+def _sound(confidence: float | None) -> float:
+    """NaN says that there is none; a model's own NaN is a confidence of 0."""
+    return np.nan if confidence is None else 0.0 if confidence != confidence else confidence
+
+
+# -- arrays of answers
+
+
+def _observe_array(
+    question: Question, window: Window, answers: Answers, labels: Sequence[Any], rows: ArrayLike | None
+) -> Counted:
+    places = np.arange(len(answers)) if rows is None else _places(rows, len(answers))
+    _same_length(len(places), labels)
+    column = label_column(labels)
+    try:
+        joined = window.rows_of(answers.id, question.name)
+    except UnknownPrediction:
+        return Counted(0, 0, len(places))
+    fresh, unheard = window.take_rows(joined, places)
+    if len(fresh) < len(places):
+        column = column[fresh] if isinstance(column, np.ndarray) else [column[i] for i in fresh.tolist()]
+        places = places[fresh]
+    if len(fresh):
+        _learn_rows(joined, places, column)
+    return Counted(len(fresh), len(labels) - len(fresh) - unheard, unheard)
+
+
+def _places(rows: ArrayLike, n: int) -> NDArray[np.intp]:
+    places = np.asarray(rows)
+    whole = places.ndim == 1 and (places.dtype.kind in "iu" or not places.size)
+    if not whole or (places.size and not 0 <= places.min() <= places.max() < n):
+        raise InvalidInput(f"rows= are places of the array, whole numbers from 0 to {n - 1}.")
+    return places.astype(np.intp)
+
+
+def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) -> None:
+    """Part by part, so that nobody waits for long. What the journal refuses may be told again."""
+    learner, user, states = joined.learner, joined.user, joined.learner.states
+    done = number = 0
+    seen: list[Seen] = []
+    try:
+        for part, record in _parts(joined, places, labels):
+            number = states.observe_one(learner, user, part, record)
+            done += len(part) if isinstance(part, Rows) else 1
+            seen.append(part)
+    except BaseException:
+        joined.told[places[done:]] = False
+        raise
+    states.commit(number)
+    _tell_watcher_of_rows(joined, places, seen)
+
+
+def _parts(joined: JoinedRows, places: NDArray[np.intp], labels: Column) -> Iterator[tuple[Seen, bytes]]:
+    learner, user = joined.learner, joined.user
+    if joined.as_one:
+        yield from written_rows(learner, user, joined.columns(places, labels))
+        return
+    for i, label in zip(places.tolist(), labels.tolist() if isinstance(labels, np.ndarray) else labels, strict=True):
+        seen = joined.observation(i, label)
+        yield seen, written(learner, user, seen)
+
+
+# -- who else hears
+
+
+def _tell_watcher(learner: Learner, seen: Observation) -> None:
+    if learner.watcher is not None:
+        learner.watcher.told(seen)
+
+
+def _tell_watcher_of_list(learner: Learner, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None) -> None:
+    if learner.watcher is None:
+        return
+    if rows is not None:
+        learner.watcher.told_rows(rows, column_of([joined.answer for joined in found]))
+        return
+    for joined, label in zip(found, labels, strict=True):
+        if not learner.watcher.told(joined.observation(Truth(label), 1.0)):
+            return
+
+
+def _tell_watcher_of_rows(joined: JoinedRows, places: NDArray[np.intp], seen: Sequence[Seen]) -> None:
+    watcher, at = joined.learner.watcher, 0
+    if watcher is None:
+        return
+    for part in seen:
+        if isinstance(part, Rows):
+            mine = places[at : at + len(part)]
+            answers = joined.answers
+            watcher.told_rows(part, answers[mine] if isinstance(answers, np.ndarray) else [answers[i] for i in mine.tolist()])
+            at += len(part)
+        elif not watcher.told(part):
+            return
+
+
+# -- feedback with the input
 
 
 def _asked_again(
@@ -134,5 +291,3 @@ def _asked_again(
     answer = question.policy.combine(state, answered, missing).output
     return Observation(plan, heard, truth, answer, weight)
 
-
-__all__ = ["Counted", "observe", "observe_many", "truth_of", "weight_of"]

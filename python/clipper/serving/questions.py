@@ -94,7 +94,7 @@ class Questions:
         self._tallies = {name: self._tallies.get(name) or Tally() for name in view.applications}
         self._by_name = {name: self._cast(view, app, self._tallies[name]) for name, app in view.applications.items()}
         for name, question in self._by_name.items():
-            question.learner.told = self._tallies[name].told
+            question.learner.watcher = self._tallies[name]
         self._candidates = {}
 
     def stats(self) -> dict[str, dict[str, Any]]:

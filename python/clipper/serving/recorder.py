@@ -22,7 +22,7 @@ import numpy as np
 
 from clipper.clock import wall_time_us
 from clipper.errors import StoreError
-from clipper.serving.feedback import packed, unpacked
+from clipper.serving.records import packed, unpacked
 from clipper.serving.roles import Role
 from clipper.serving.sketch import Bucket
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clipper.selection import Combined, Observation, Prediction
+from clipper.selection.lessons import Column, Rows, losses_by_model
 from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
 from clipper.serving.roles import PRIMARY, Cast
 from clipper.serving.sketch import Bucket
@@ -126,10 +128,10 @@ class Tally:
             for pair, value in pairs.items():
                 self._pairs.setdefault(pair, Mean()).add(value)
 
-    def told(self, seen: Observation) -> None:
-        """Feedback came: how right each model was, and the answer."""
+    def told(self, seen: Observation) -> bool:
+        """Feedback came: how right each model was, and the answer. False when there is no budget to look at it."""
         if not self._telling.take(self.clock()):
-            return
+            return False
         lost = losses(seen)
         truth = seen.truth
         right = 1.0 - loss(seen.answer, truth.label) if truth.known else float(truth.score or 0.0)
@@ -138,6 +140,22 @@ class Tally:
             for model, value in lost.items():
                 if model in self._models:
                     self._models[model].feedback.add(1.0 - value, seen.weight)
+        return True
+
+    def told_rows(self, rows: Rows, answers: Column) -> None:
+        """Much feedback came: all of it is looked at where its columns are numbers, else what the budget has."""
+        lost = losses_by_model(msgspec.structs.replace(rows, outputs=(*rows.outputs, answers), heard=(*rows.heard, None)))
+        if lost is None:
+            for i in range(len(rows)):
+                if not self.told(msgspec.structs.replace(rows.observation(i), answer=answers[i])):
+                    return
+            return
+        counts, sums = np.count_nonzero(~np.isnan(lost), axis=1).tolist(), np.nansum(lost, axis=1).tolist()
+        with self._lock:
+            for model, n, total in zip(rows.models, counts, sums, strict=False):
+                if n and model in self._models:
+                    self._models[model].feedback.add(1.0 - total / n, n)
+            self._right.add((counts[-1] - sums[-1]) / len(rows), len(rows))  # an answer of NaN is wrong
 
     # -- looking in
 

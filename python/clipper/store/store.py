@@ -101,6 +101,7 @@ class Store(Protocol):
     """Threads: any. Errors: StoreError (unreachable, full, damaged), StoreConflict, InvalidInput (too big)."""
 
     name: str
+    remote: bool = False  # whether an answer may take longer than a disk does
 
     def get(self, key: str) -> Record | None: ...
 

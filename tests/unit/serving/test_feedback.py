@@ -5,12 +5,14 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.errors import InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
-from clipper.serving.feedback import Window, read, truth_of, weight_of, written
+from clipper.selection.lessons import Rows, column_of
+from clipper.serving.feedback import JoinedRows, Window, label_column, truth_of, weight_of
+from clipper.serving.records import read, written, written_rows
 from clipper.serving.states import Learner, States
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
@@ -66,6 +68,93 @@ def test_it_is_the_applications_own(learner: Learner) -> None:
     with pytest.raises(UnknownPrediction, match="one of application 'app', not of 'other'"):
         window.take("a", "other")
     assert window.take("a", "app") is not None
+
+
+def test_a_clock_that_jumps_loses_nothing_before_its_time(learner: Learner) -> None:
+    clock = Clock()
+    clock.now = 1000.0
+    window = Window(10, 60, clock)
+    fill(window, learner, "a")
+    clock.now = 10.0
+    fill(window, learner, "b")
+    assert window.take("a", "app") is not None
+    clock.now = 69.0
+    assert window.take("b", "app") is not None
+    fill(window, learner, "c")
+    clock.now = 1e9
+    with pytest.raises(UnknownPrediction):
+        window.take("c", "app")
+
+
+class Ended:
+    """What a window asks of the future of an array."""
+
+    def __init__(self, statuses: list[list[int]]) -> None:
+        self._statuses = np.array(statuses, np.uint8)
+
+    def statuses(self) -> np.ndarray:
+        return self._statuses.reshape(-1)
+
+
+def array(learner: Learner, statuses: list[list[int]]) -> JoinedRows:
+    return JoinedRows(learner, "u", Plan((A, B)[: len(statuses)]), Ended(statuses), [0] * 3)  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=8))
+def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
+    """Row 4 has no prediction. Rows in any order, several times over."""
+    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp4", policy_named("exp4"), (A, B))
+    window, counted = Window(10, 60), set[int]()
+    window.add_rows("x", array(learner, [[1, 1, 3, 1, 3, 1], [1, 3, 1, 1, 3, 1]]))
+    joined = window.rows_of("x", "app")
+    for rows in told:
+        fresh, unheard = window.take_rows(joined, np.array(rows, np.intp))
+        assert [rows[i] for i in fresh] == list(dict.fromkeys(row for row in rows if row != 4 and row not in counted))
+        assert unheard == rows.count(4)
+        counted |= {rows[i] for i in fresh}
+    assert set(np.flatnonzero(joined.told)) == counted
+
+
+def test_arrays_are_remembered_so_many_rows_and_so_long(learner: Learner) -> None:
+    clock = Clock()
+    window = Window(5, 60, clock)
+    for id in "abc":
+        window.add_rows(id, array(learner, [[1, 1]]))
+    with pytest.raises(UnknownPrediction, match="no prediction 'a'"):
+        window.rows_of("a", "app")
+    assert window.rows_of("b", "app").user == "u"
+    with pytest.raises(UnknownPrediction, match="one of application 'app', not of 'other'"):
+        window.rows_of("b", "other")
+    window.add_rows("large", array(learner, [[1] * 100]))
+    assert len(window.rows_of("large", "app")) == 100
+    clock.now = 61
+    with pytest.raises(UnknownPrediction):
+        window.rows_of("large", "app")
+
+
+@pytest.mark.parametrize(
+    ("labels", "column"),
+    [
+        ([1, 2], np.array([1, 2])), (np.array([1, 2], np.uint8), np.array([1, 2])), (np.array([True]), np.array([True])),
+        (np.array([1, 2], np.int16), np.array([1, 2])), (np.array([0.5], np.float32), np.array([0.5])),
+        (["a", b"b"], ["a", b"b"]), (np.array(["a"]), ["a"]), ([1, True], [1, True]), ([2**70], [2**70]), ([], []),
+        ([np.int64(3), 4], [3, 4]),
+    ],
+)  # fmt: skip
+def test_labels_as_a_column(labels: object, column: object) -> None:
+    found = label_column(labels)  # type: ignore[arg-type]
+    if isinstance(column, np.ndarray):
+        assert isinstance(found, np.ndarray)
+        assert (found.dtype, found.tolist()) == (column.dtype, column.tolist())
+    else:
+        assert [(type(value), value) for value in found] == [(type(value), value) for value in column]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("labels", [[math.nan], np.array([1.0, math.inf]), [None], [object()], np.array([1j])])
+def test_labels_that_are_none(labels: object) -> None:
+    with pytest.raises(InvalidInput, match="label"):
+        label_column(labels)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +225,33 @@ def test_the_features_of_a_query_are_written_and_old_records_have_none(learner: 
     assert read(msgspec.msgpack.encode(old))[4].plan.features == ()
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"\x91\x01", b"garbage", bytes(50)])
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(outputs, outputs, outputs), min_size=1, max_size=20), st.integers(0, 2**20), st.booleans()
+)
+def test_columns_are_written_and_read(rows: list[tuple[object, object, object]], seed: int, alone: bool) -> None:
+    learner = States(MemoryStore(), Journal(None), "n", 100, 1.0).learner("app", "exp3", policy_named("exp3"), (B, A))
+    rng, n = np.random.default_rng(seed), len(rows)
+    columns = [column_of([row[i] for row in rows]) for i in range(3)]
+    heard = rng.random(n) < 0.5
+    asked, p = (np.array([0], np.int32), np.array([0.3])) if alone else (rng.integers(-1, 2, n, np.int32), rng.random(n))
+    seen = Rows((A, B), (columns[0], columns[1]), (None, heard), (rng.random(n), None), columns[2], asked, p)
+    ((part, record),) = written_rows(learner, "u", seen)
+    application, text, models, user, found = read(record)
+    assert part is seen
+    assert (application, text, models, user) == ("app", "exp3", (A, B), "u")
+    assert isinstance(found, Rows)
+    for i in range(n):
+        one, other = seen.observation(i), found.observation(i)
+        assert (one.plan.models, one.plan.probabilities) == (other.plan.models, other.plan.probabilities)
+        assert same(one.truth.label, other.truth.label)
+        assert one.predictions.keys() == other.predictions.keys()
+        for model, prediction in one.predictions.items():
+            assert same(prediction.output, other.predictions[model].output)
+            assert prediction.confidence == other.predictions[model].confidence
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x91\x01", b"garbage", bytes(50), b"\xc1", b"\xc1\x91\x01", b"\xc1" * 9])
 def test_bytes_of_something_else_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no record of feedback"):
         read(data)

@@ -1,6 +1,8 @@
 """What was learned is never lost, never learned twice, and never somebody else's."""
 
+import contextlib
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 
 from clipper.errors import StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
-from clipper.serving import feedback
+from clipper.selection.lessons import Rows
+from clipper.serving import records
 from clipper.serving.states import PREFIX, SHARED, Learner, States, set_id
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
@@ -38,11 +41,11 @@ class Server:
         return self.states.learner(application, text, policy_named(text), models)
 
     def read(self, record: bytes):
-        application, text, models, user, seen = feedback.read(record)
+        application, text, models, user, seen = records.read(record)
         return self.learner(text, models, application), user, seen
 
     def observe(self, learner: Learner, user: str, seen: Observation) -> None:
-        self.states.observe_many([(learner, user, seen, feedback.written(learner, user, seen))])
+        self.states.observe_many([(learner, user, seen, records.written(learner, user, seen))])
 
     def kill(self) -> None:
         """Nothing is written any more; threads and descriptors of the dead go."""
@@ -52,6 +55,66 @@ class Server:
 
 def encoded(learner: Learner, user: str = "") -> bytes:
     return learner.policy.encode(learner.state(user))
+
+
+def columns(draw: random.Random, n: int) -> Rows:
+    outputs = tuple(np.array([draw.randrange(3) for _ in range(n)]) for _ in range(2))
+    asked = np.array([draw.randrange(2) for _ in range(n)], np.int32)
+    labels = np.array([draw.randrange(3) for _ in range(n)])
+    return Rows((A, B), outputs, (None, None), (None, None), labels, asked, np.full(n, 0.5))
+
+
+@every_policy
+@pytest.mark.parametrize("seed", range(3))
+def test_columns_survive_any_kill_as_what_their_rows_are(tmp_path: Path, text: str, seed: int) -> None:
+    """Among single observations, for several contexts, each asked for now and then before it is told of."""
+    draw, store, said = random.Random(seed), MemoryStore(), list[tuple[str, Rows]]()
+    server = Server(store, tmp_path)
+    learner = server.learner(text)
+    for _ in range(40):
+        match draw.randrange(8):
+            case 0:
+                server.kill()
+                server = Server(store, tmp_path)
+                learner = server.learner(text)
+            case 1:
+                server.states.flush()
+            case 2:
+                learner.state(draw.choice("uvw"))
+            case _:
+                said.append((draw.choice(["", "u", "v", "w"]), columns(draw, draw.choice([1, 2, 30]))))
+                for part, record in records.written_rows(learner, *said[-1]):
+                    server.states.observe_one(learner, said[-1][0], part, record)
+    server.kill()
+    server = Server(store, tmp_path)
+    learner, alone = server.learner(text), Server(MemoryStore(), None)
+    expected = alone.learner(text)
+    for user, rows in said:
+        for i in range(len(rows)):
+            alone.observe(expected, user, rows.observation(i))
+    found, wanted = ([learner.policy.decode(encoded(one, user)) for user in ("", "u", "v", "w")] for one in (learner, expected))
+    assert [state.seen for state in found] == [state.seen for state in wanted]
+    assert encoded(learner) == encoded(expected), "bit for bit"
+    server.states.close()
+    alone.states.close()
+
+
+def test_long_columns_are_several_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "CHUNK", 100)
+    monkeypatch.setattr(records, "RECORD_BYTES_MAX", 300)
+    server, draw = Server(MemoryStore(), tmp_path), random.Random(10)
+    learner, rows = server.learner("exp4"), columns(draw, 1000)
+    parts = list(records.written_rows(learner, "u", rows))
+    assert sum(len(part) for part, _ in parts) == 1000
+    assert len(parts) > 10
+    assert all(len(record) <= 300 for _, record in parts)
+    for part, record in parts:
+        server.states.observe_one(learner, "u", part, record)
+    expected = encoded(learner, "u")
+    server.kill()
+    again = Server(MemoryStore(), tmp_path)
+    assert encoded(again.learner("exp4"), "u") == expected
+    again.states.close()
 
 
 @every_policy
@@ -105,9 +168,12 @@ def test_a_context_has_a_state_of_its_own_and_begins_with_the_shared_one(text: s
     assert encoded(learner, "w") != learner.policy.encode(learner.policy.init((A, B)))
     assert newcomer.seen == 0
     assert learner.state(None).seen == ours.seen == 50
+    server.observe(learner, "u", observation(draw))
+    assert encoded(learner, "w") == learner.policy.encode(learner.policy.init((A, B), learner.state(None))), "it follows them"
+    server.observe(learner, "w", observation(draw))
     before = encoded(learner, "w")
     server.observe(learner, "u", observation(draw))
-    assert encoded(learner, "w") == before
+    assert encoded(learner, "w") == before, "it goes its own way"
     server.states.close()
 
 
@@ -195,6 +261,186 @@ def test_a_store_that_fails_loses_nothing(tmp_path: Path) -> None:
     again.states.close()
 
 
+class Deaf(MemoryStore):
+    """Carries a write out, or not, and its answer is lost."""
+
+    draw = random.Random(0)
+    loses = 0.0
+
+    def txn(self, *args, **keywords):
+        if self.draw.random() < self.loses / 2:
+            raise StoreError("it was not reached")
+        found = super().txn(*args, **keywords)
+        if self.draw.random() < self.loses:
+            raise StoreError("the answer was lost")
+        return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) -> None:
+    """Of one server of two, which is killed now and then."""
+    store, draw = Deaf(), random.Random(seed)
+    store.draw, store.loses = random.Random(seed + 100), 0.5
+    ours, theirs, said = Server(store, tmp_path / "a", "a"), Server(store, tmp_path / "b", "b"), list[Observation]()
+    for _ in range(80):
+        server = draw.choice([ours, ours, theirs])
+        said.append(observation(draw))
+        server.observe(server.learner("kl_ucb"), "u", said[-1])
+        for one in (ours, theirs):
+            if draw.random() < 0.3:
+                with contextlib.suppress(StoreError):
+                    one.states.flush()
+        if draw.random() < 0.05:
+            ours.kill()
+            ours = Server(store, tmp_path / "a", "a")
+    store.loses = 0.0
+    for _ in range(4):
+        ours.states.flush()
+        theirs.states.flush()
+    later, alone = Server(store, None, "c"), Server(MemoryStore(), None)
+    for seen in said:
+        alone.observe(alone.learner("kl_ucb"), "", seen)
+    assert later.learner("kl_ucb").state("u").seen == 80
+    found, expected = later.learner("kl_ucb").state(None), alone.learner("kl_ucb").state(None)
+    assert found.seen == 80
+    assert np.allclose(found.rows, expected.rows)
+    for server in (ours, theirs, later, alone):
+        server.states.close()
+
+
+@every_policy
+@pytest.mark.parametrize("write_between", [False, True])
+def test_a_store_that_went_back_in_time_takes_nothing_away(tmp_path: Path, text: str, write_between: bool) -> None:
+    """A Redis that is killed may lose the last second of what it acknowledged."""
+    store, draw, said = MemoryStore(), random.Random(15), list[Observation]()
+    server = Server(store, tmp_path)
+    learner, old = server.learner(text), dict[str, bytes]()
+    for turn in range(6):
+        for _ in range(5):
+            said.append(observation(draw))
+            server.observe(learner, "u", said[-1])
+        if turn == 3:
+            if write_between:
+                server.states.flush()
+            for key, value in old.items():
+                store.put(key, value)
+        server.states.flush()
+        if turn == 1:
+            old = {record.key: record.value for record in store.range(PREFIX)[0]}
+    server.states.flush()
+    server.kill()
+    again, alone = Server(store, tmp_path), Server(MemoryStore(), None)
+    for seen in said:
+        alone.observe(alone.learner(text), "u", seen)
+    for user in ("", "u"):
+        assert encoded(again.learner(text), user) == encoded(alone.learner(text), user), "bit for bit"
+    again.states.close()
+    alone.states.close()
+
+
+class Away(MemoryStore):
+    """One elsewhere that hangs, or is not there."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.refuses = threading.Event(), False
+        self.there.set()
+
+    def get(self, key):
+        if self.refuses:
+            raise StoreError("connection refused")
+        assert self.there.wait(20)
+        return super().get(key)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_first_observation_of_a_context_that_came_late_may_come_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    store, draw = Away(), random.Random(12)
+    if known:
+        before = Server(store, tmp_path / "a", "a")
+        before.observe(before.learner("kl_ucb"), "u", observation(draw))
+        before.states.close()
+    server = Server(store, tmp_path / "b", "b")
+    learner = server.learner("kl_ucb")
+    store.refuses = True
+    learner.state("u")
+    store.refuses = False
+    commit, between = server.journal.commit, [observation(draw)]
+
+    def observed(number: int) -> None:
+        commit(number)
+        if between:
+            server.observe(learner, "u", between.pop())
+
+    monkeypatch.setattr(server.journal, "commit", observed)
+    for _ in range(3):
+        server.states.flush()
+    assert not server.states.dirty
+    server.kill()
+    again = Server(store, tmp_path / "b", "b").learner("kl_ucb")
+    assert again.state("u").seen == again.state(None).seen == 1 + known
+    again.states.close()
+
+
+@pytest.mark.parametrize("how", ["hangs", "refuses"])
+def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, draw = Away(), random.Random(11)
+    before = Server(store, tmp_path / "a", "a")
+    for _ in range(10):
+        before.observe(before.learner("kl_ucb"), "u", observation(draw))
+    before.states.close()
+    server = Server(store, tmp_path / "b", "b")
+    learner = server.learner("kl_ucb")
+    store.refuses = how == "refuses"
+    if how == "hangs":
+        store.there.clear()
+    assert learner.state("u").seen == learner.state("v").seen == 0
+    assert "begins as a new one" in caplog.text
+    for _ in range(5):
+        server.observe(learner, "u", observation(draw))
+    store.refuses = False
+    store.there.set()
+    for _ in range(3):
+        server.states.flush()
+    assert (learner.state("u").seen, learner.state("v").seen, learner.state(None).seen) == (15, 0, 15)
+    server.states.close()
+    again = Server(store, tmp_path / "b", "b")
+    assert again.learner("kl_ucb").state("u").seen == 15
+    again.states.close()
+
+
+def test_a_context_that_was_only_asked_for_gets_what_the_store_has(tmp_path: Path) -> None:
+    store, draw = Away(), random.Random(12)
+    before = Server(store, tmp_path / "a", "a")
+    before.observe(before.learner("kl_ucb"), "u", observation(draw))
+    before.states.close()
+    server = Server(store, tmp_path / "b", "b")
+    learner = server.learner("kl_ucb")
+    store.refuses = True
+    assert learner.state("u").seen == 0
+    store.refuses = False
+    server.states.flush()
+    assert learner.state("u").seen == 1
+    server.states.close()
+
+
+def test_a_policy_that_raises_learns_nothing_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(MemoryStore(), tmp_path)
+    learner = server.learner("exp4")
+    seen = Observation(Plan((A, B)), {A: Prediction(1), B: Prediction(1)}, Truth(1), None, "heavy")  # type: ignore[arg-type]
+    server.observe(learner, "u", seen)
+    assert "could not observe" in caplog.text
+    server.observe(learner, "u", observation(random.Random(13)))
+    assert learner.state("u").seen == 1
+    server.kill()
+
+
 class Busy(MemoryStore):
     """Something is observed while a state is being written."""
 
@@ -235,6 +481,24 @@ def test_a_state_that_cannot_be_read_begins_anew_and_says_so(caplog: pytest.LogC
     again = Server(store, None)
     assert again.learner("exp4").state(None).seen == 1
     again.states.close()
+
+
+def test_a_state_of_which_any_bit_was_flipped_is_not_believed() -> None:
+    store, draw = MemoryStore(), random.Random(14)
+    server = Server(store, None)
+    for _ in range(3):
+        server.observe(server.learner("exp4"), "", observation(draw))
+    server.states.close()
+    key = server.learner("exp4").key(SHARED)
+    record = store.get(key)
+    assert record is not None
+    for at in range(len(record.value)):
+        spoilt = bytearray(record.value)
+        spoilt[at] ^= 1 << draw.randrange(8)
+        store.put(key, bytes(spoilt))
+        again = Server(store, None)
+        assert again.learner("exp4").state(None).seen == 0
+        again.states.close()
 
 
 @pytest.mark.parametrize("user", ["a/b", "../x", "é", "x" * 5000, "u v", "%2F"])

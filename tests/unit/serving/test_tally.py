@@ -1,13 +1,16 @@
 """What an application's queries came to."""
 
 import math
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.selection.lessons import Rows, column_of
 from clipper.serving.roles import Cast, Role
 from clipper.serving.tally import Tally, closeness
 from clipper.types import VersionedModel
@@ -67,6 +70,31 @@ def test_standings_come_from_feedback():
     assert models["b:1"]["feedback"] == {"n": 10.0, "mean": 0.0}
     assert models["c:1"]["feedback"] == {"n": 10.0, "mean": pytest.approx(0.9)}
     assert tally.stats(lineup)["answers"]["feedback"] == {"n": 21.0, "mean": pytest.approx(9.5 / 21)}
+
+
+@pytest.mark.parametrize(
+    ("said", "label"),
+    [([1, 2, 1], 1), ([True, False, True], True), ([0.5, 1.0, np.nan], 0.5), (["a", "b", "a"], "a"), ([1, "a", 1], 1)],
+)
+def test_feedback_in_columns_counts_as_its_rows(said: list[Any], label: Any) -> None:
+    """Of numbers all, of other kinds as many as the budget has; what was not heard does not count."""
+    models, heard = (A, B), (None, np.array([True, False, True]))
+    both, n = (column_of(said), column_of(said[::-1])), 3
+    rows = Rows(models, both, heard, (None, None), column_of([label] * n), np.array([-1], np.int32), np.array([1.0]))
+    many, single = Tally(clock=lambda: 0.0), Tally(clock=lambda: 0.0)
+    lineups = [tally.lineup(models, None) for tally in (many, single)]
+    answers = column_of([label, label, said[1]])
+    many.told_rows(rows, answers)
+    for i in range(n):
+        assert single.told(msgspec.structs.replace(rows.observation(i), answer=answers[i]))
+    found, expected = many.stats(lineups[0]), single.stats(lineups[1])
+    assert found["answers"]["feedback"] == pytest.approx(expected["answers"]["feedback"])
+    for model in ("a:1", "b:1"):
+        assert found["models"][model]["feedback"] == pytest.approx(expected["models"][model]["feedback"])
+    for _ in range(10_000):
+        many.told_rows(rows, answers)
+    counted = many.stats(lineups[0])["answers"]["feedback"]["n"]
+    assert counted == (30_003 if isinstance(both[0], np.ndarray) else 20_000)
 
 
 def test_comparing_has_a_budget_that_comes_back():

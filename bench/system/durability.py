@@ -1,0 +1,405 @@
+"""Durability: a server, and a Redis, killed again and again while feedback comes in; what was acknowledged is there once.
+
+A teacher is a process of its own with a real server and real containers. Its threads teach an application each: single labels,
+right or wrong, lists, arrays, for several users. Before a feedback is written down the teacher says what it is, and when it has
+been acknowledged, that it was. The driver kills it at a seeded instant, starts it again on what is left, and compares its states,
+bit for bit, with those that come of what was acknowledged, one after another. What was in flight at the kill may be there or not.
+
+In half of the runs the states are in a Redis, which is killed or stopped for a while in the middle of it.
+"""
+
+import base64
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import clipper
+from bench.harness import Goal, Row, absent, row
+from clipper.selection import policy_named
+from clipper.selection.lessons import Rows, lesson_of, observe, observe_rows
+from clipper.serving.records import read
+from clipper.types import VersionedModel
+
+APPLICATIONS = {"a": "exp3", "b": "stacking", "c": "kl_ucb"}
+MODELS = ("one", "two")
+USERS = ("", "u", "v", "w")
+LIFE = 20  # kills of one folder; then another begins
+ROOT = Path(__file__).resolve().parents[2]
+LIVES_MAX_S = 120.0  # a teacher that is not up by then has failed
+
+State = dict[tuple[str, str], Any]  # by application and user
+
+
+# -- the teacher, a process of its own
+
+
+def model(by: int) -> Callable[[Any], Any]:
+    def predict(xs: Any) -> Any:
+        return (xs[:, 0].astype(int) * by) % 7
+
+    return predict
+
+
+def teach(state: str, folder: str, seed: int) -> None:
+    """Until it is killed. stdout: a line of its states, then a line for what is told, and one for what was acknowledged."""
+    settings: dict[str, Any] = {"state": state, "folder": folder, "feedback": {"write_ms": 5}}
+    with clipper.start(**settings) as server:
+        for by, name in enumerate(MODELS, 1):
+            if name not in server.catalog.view.versions:
+                server.deploy(name, model(by), input="f64[1]")
+        apps = {name: server.app(name, models=MODELS, policy=policy, slo_ms=30_000) for name, policy in APPLICATIONS.items()}
+        states = {name: encoded(app) for name, app in apps.items()}
+        say({"states": states})
+        for app in apps.values():
+            app.predict(np.ones(1)).result(LIVES_MAX_S)
+        listen(server)
+        say({"ready": True})
+        for i, app in enumerate(apps.values()):
+            threading.Thread(target=lesson, args=(app, random.Random(seed + i)), daemon=True).start()
+        threading.Event().wait()
+
+
+def encoded(app: Any) -> dict[str, str]:
+    learner = app._question(app.name).learner
+    return {user: learner.policy.encode(learner.state(user)).hex() for user in USERS}
+
+
+def listen(server: Any) -> None:
+    """What is about to be written down is said first."""
+    states = server._learning.states
+    one, many = states.observe_one, states.observe_many
+
+    def observe_one(learner: Any, user: str, seen: Any, record: bytes) -> int:
+        say({"told": learner.application, "records": [base64.b64encode(record).decode()]})
+        return int(one(learner, user, seen, record))
+
+    def observe_many(items: Any) -> int:
+        records = [base64.b64encode(record).decode() for *_, record in items]
+        say({"told": items[0][0].application, "records": records})
+        return int(many(items))
+
+    states.observe_one, states.observe_many = observe_one, observe_many
+
+
+_saying = threading.Lock()
+
+
+def say(what: dict[str, Any]) -> None:
+    line = json.dumps(what).encode() + b"\n"
+    with _saying:
+        while line:
+            line = line[os.write(1, line) :]
+
+
+def lesson(app: Any, draw: random.Random) -> None:
+    try:
+        while True:
+            counted = taught(app, draw)
+            say({"acknowledged": app.name, "count": counted})
+    except Exception as error:
+        say({"failed": f"{type(error).__name__}: {error}"})
+
+
+def taught(app: Any, draw: random.Random) -> int:
+    """One feedback of some kind; -> how many observations it was."""
+    kind = draw.choice(["label", "label", "correct", "list", "array"])
+    if kind == "array":
+        xs = np.array([[draw.randrange(50)] for _ in range(draw.randint(1, 60))], float)
+        answers = app.predict_many(xs, user=draw.choice(USERS), slo_ms=30_000).result()
+        rows = draw.sample(range(len(xs)), draw.randint(1, len(xs)))
+        return int(app.feedback_many(answers, np.array([int(xs[i, 0]) % 7 for i in rows]), rows).counted)
+    asked = [draw.randrange(50) for _ in range(draw.randint(1, 40) if kind == "list" else 1)]
+    answers = [app.predict(np.array([float(x)]), user=draw.choice(USERS)).result() for x in asked]
+    if kind == "list":
+        return int(app.feedback_many(answers, [x % 7 for x in asked]).counted)
+    if kind == "correct":
+        return int(app.feedback(answers[0], correct=answers[0].output == asked[0] % 7))
+    return int(app.feedback(answers[0], label=asked[0] % 7))
+
+
+# -- what the states should be
+
+
+def after(states: State, record: bytes) -> State:
+    """Serial replay: a user's first observation finds what all have taught before it."""
+    application, text, models, user, seen = read(record)
+    policy, found = policy_named(text), dict(states)
+    for whose in dict.fromkeys((user, "")):
+        state = state_of(found, application, whose, models)
+        if isinstance(seen, Rows):
+            found[application, whose] = observe_rows(policy, state, seen)
+        else:
+            found[application, whose] = observe(policy, state, seen, lesson_of(policy))
+    return found
+
+
+def state_of(states: State, application: str, user: str, models: Any) -> Any:
+    if (application, user) in states:
+        return states[application, user]
+    return policy_named(APPLICATIONS[application]).init(models, state_of(states, application, "", models) if user else None)
+
+
+def is_so(states: State, application: str, told: dict[str, str]) -> bool:
+    models = [VersionedModel(name, 1) for name in MODELS]
+    policy = policy_named(APPLICATIONS[application])
+    return all(policy.encode(state_of(states, application, user, models)).hex() == told[user] for user in USERS)
+
+
+@dataclasses.dataclass
+class Book:
+    """What the teachers on one folder said. in_flight: of the last one, records by application."""
+
+    states: State = dataclasses.field(default_factory=dict)
+    in_flight: dict[str, list[bytes]] = dataclasses.field(default_factory=dict)
+    acknowledged: int = 0
+    feedbacks: int = 0
+
+    def check(self, found: dict[str, dict[str, str]]) -> str:
+        """Compare with what a teacher has found; -> what is wrong. Of what was in flight some may have been written down."""
+        for application, told in found.items():
+            states, records = self.states, self.in_flight.pop(application, [])
+            for record in records:
+                if is_so(states, application, told):
+                    break
+                states = after(states, record)
+            if not is_so(states, application, told):
+                return self._difference(application, told)
+            self.states = states
+        return ""
+
+    def _difference(self, application: str, told: dict[str, str]) -> str:
+        policy = policy_named(APPLICATIONS[application])
+        models = [VersionedModel(name, 1) for name in MODELS]
+        seen = {user: policy.decode(bytes.fromhex(told[user])).seen for user in USERS}
+        expected = {user: state_of(self.states, application, user, models).seen for user in USERS}
+        return f"application {application}: observations by user {seen}, acknowledged {expected}; or the states differ"
+
+    def read(self, lines: list[bytes]) -> str:
+        """What a killed teacher said; -> its failure, if it told of one."""
+        for line in lines:
+            said = json.loads(line)
+            if "failed" in said:
+                return str(said["failed"])
+            if "told" in said:
+                self.in_flight.setdefault(said["told"], []).extend(map(base64.b64decode, said["records"]))
+            if "acknowledged" in said:
+                for record in self.in_flight.pop(said["acknowledged"], []):
+                    self.states = after(self.states, record)
+                self.acknowledged += said["count"]
+                self.feedbacks += 1
+        return ""
+
+
+# -- the driver
+
+
+class Teacher:
+    """A teacher's process, and what it says."""
+
+    def __init__(self, state: str, folder: str, seed: int, log: Path) -> None:
+        words = [sys.executable, "-m", "bench.system.durability", state, folder, str(seed)]
+        self._log = log.open("ab")
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=self._log, cwd=ROOT)
+        self._lines: list[bytes] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                if line.endswith(b"\n"):
+                    self._lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._lines.append(b"")
+            self._news.notify_all()
+
+    def line(self, i: int) -> dict[str, Any] | None:
+        """None when it ended without, or was too slow."""
+        with self._news:
+            self._news.wait_for(lambda: len(self._lines) > i, LIVES_MAX_S)
+            text = self._lines[i] if len(self._lines) > i else b""
+        return json.loads(text) if text else None
+
+    def kill(self) -> list[bytes]:
+        """-> what it said after it was ready."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self._log.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return [line for line in self._lines[2:] if line]
+
+
+class Redis:
+    """A redis-server with an append-only file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"unix://{folder}/redis.sock"
+        self.start()
+
+    def start(self) -> None:
+        words = ["redis-server", "--port", "0", "--unixsocket", f"{self.folder}/redis.sock", "--dir", str(self.folder),
+                 "--save", "", "--appendonly", "yes"]  # fmt: skip
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 30
+        while not self._answers():
+            if time.monotonic() > until or self.process.poll() is not None:
+                raise RuntimeError("redis-server did not come up")
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as line:
+            try:
+                line.settimeout(1)
+                line.connect(f"{self.folder}/redis.sock")
+                line.sendall(b"PING\r\n")
+                return line.recv(64).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def disturb(self, draw: random.Random) -> str:
+        """Killed and back, or stopped for a while, at some instant."""
+        time.sleep(draw.uniform(0.0, 0.3))
+        if draw.random() < 0.5:
+            self.kill()
+            time.sleep(draw.uniform(0.0, 0.3))
+            self.start()
+            return "killed"
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(draw.uniform(0.0, 0.6))
+        self.process.send_signal(signal.SIGCONT)
+        return "stopped"
+
+
+class Life:
+    """One folder, and perhaps a Redis, over several kills."""
+
+    def __init__(self, with_redis: bool) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="durability-"))
+        self.redis = Redis(self.folder) if with_redis else None
+        self.book = Book()
+
+    def one_kill(self, seed: int) -> str:
+        """-> what went wrong."""
+        draw = random.Random(seed)
+        state = self.redis.url if self.redis else str(self.folder / "state")
+        log = self.folder / "log"
+        teacher = Teacher(state, str(self.folder / "state"), seed, log)
+        try:
+            first, ready = teacher.line(0), teacher.line(1)
+            if first is None or ready is None:
+                return f"the server did not come up: {log.read_text()[-2000:]}"
+            wrong = self.book.check(first["states"])
+            if wrong:
+                return wrong
+            if self.redis:
+                self.redis.disturb(draw)
+            time.sleep(draw.uniform(0.0, 0.5))
+        finally:
+            said = teacher.kill()
+        return self.book.read(said)
+
+    def last_look(self) -> str:
+        """One more start, without a kill before it has looked."""
+        return self.one_kill(0)
+
+    def end(self) -> None:
+        if self.redis:
+            self.redis.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclasses.dataclass
+class Outcome:
+    kills: int = 0
+    feedbacks: int = 0
+    observations: int = 0
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+
+def killed(kills: int, seed: int, with_redis: bool, tell: Callable[[str], None]) -> Outcome:
+    """`kills` kills, LIFE to a folder; seeds count up from `seed`. A folder whose states are wrong is given up."""
+    found = Outcome()
+    where = "redis" if with_redis else "sqlite"
+    while found.kills < kills and len(found.failures) < 3:
+        life = Life(with_redis)
+        try:
+            wrong = ""
+            for _ in range(min(LIFE, kills - found.kills)):
+                at = seed + found.kills
+                tell(f"{where}: kill {found.kills + 1} of {kills}, seed {at}, {found.observations} observations acknowledged")
+                before = life.book.acknowledged, life.book.feedbacks
+                wrong = life.one_kill(at)
+                found.kills += 1
+                found.observations += life.book.acknowledged - before[0]
+                found.feedbacks += life.book.feedbacks - before[1]
+                if wrong:
+                    break
+            wrong = wrong or life.last_look()
+            if wrong:
+                found.failures.append(f"{where}, seed {seed}, kill {found.kills}: {wrong}")
+        finally:
+            life.end()
+    return found
+
+
+def progress() -> Callable[[str], None]:
+    """A line that is written over on a terminal, every tenth one elsewhere."""
+    count = iter(range(1 << 60))
+
+    def tell(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
+        elif next(count) % 10 == 0:
+            print(text, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list[Row]:
+    total = kills if kills is not None else 4 if quick else 20
+    seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
+    print(f"durability: {total} kills, --seed {seed}", file=sys.stderr)
+    return [*rows_of("folder", total - total // 2, seed, False), *rows_of("redis", total // 2, seed, True)]
+
+
+def rows_of(name: str, kills: int, seed: int, with_redis: bool) -> Iterator[Row]:
+    what = f"{kills} kills, states in a {name}: wrong afterwards"
+    if with_redis and shutil.which("redis-server") is None:
+        yield absent(what, "starts", "no redis-server on this machine")
+        return
+    begun = time.monotonic()
+    found = killed(kills, seed, with_redis, progress())
+    note = f"seed {seed}; {found.feedbacks} feedbacks, {found.observations} observations acknowledged" + "".join(
+        f"; {failure}" for failure in found.failures
+    )
+    yield row(what, float(len(found.failures)), "starts", goal=Goal("value_at_most", 0), note=note)
+    yield row(f"acknowledged, states in a {name}", float(found.observations), "observations")
+    yield row(f"time for {found.kills} kills, states in a {name}", time.monotonic() - begun, "s")
+
+
+if __name__ == "__main__":
+    teach(sys.argv[1], sys.argv[2], int(sys.argv[3]))

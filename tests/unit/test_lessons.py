@@ -1,0 +1,166 @@
+"""Observations in columns teach what they would one by one, and what the policies' own arithmetic in Python says."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clipper.selection import Observation, Prediction, Query, Truth, policy_named
+from clipper.selection.learned import Learned
+from clipper.selection.lessons import Rows, column_of, lesson_of, losses_by_model, observe, observe_rows
+from clipper.selection.policy import losses
+from clipper.types import VersionedModel
+
+MODELS = tuple(VersionedModel(name, 1) for name in "abcde")
+POLICIES = [
+    "exp3", "squarecb", "epsilon_greedy", "thompson", "kl_ucb", "tsallis_inf", "exp4", "exp4(share=0)", "logodds", "stacking"
+]  # fmt: skip
+every_policy = pytest.mark.parametrize("text", POLICIES)
+LABELS: dict[str, list[Any]] = {
+    "ints": [0, 1, 2, 63, -5], "bools": [True, False], "texts": ["cat", "dog", "é"], "bytes": [b"", b"a"],
+    "both": [1, "1", b"1", 2**70], "all": [1, True, "x"], "numbers": [0.5, -3.0, 1e300, -1e300, 0.0, 1e-300],
+}  # fmt: skip
+
+
+def said(draw: random.Random, kind: str) -> Any:
+    if kind == "numbers" and draw.random() < 0.1:
+        return draw.choice([np.nan, np.inf])
+    return draw.choice(LABELS[kind])
+
+
+def rows_of(draw: random.Random, policy: Any, state: Learned, kind: str, n: int) -> Rows:
+    """As a policy would have asked: one model, or all; some are not heard, some are sure of themselves."""
+    k = len(state.models)
+    outputs = tuple(column_of([said(draw, kind) for _ in range(n)]) for _ in range(k))
+    heard = tuple(None if draw.random() < 0.5 else np.array([draw.random() < 0.8 for _ in range(n)]) for _ in range(k))
+    sure = [None if draw.random() < 0.5 else np.array([draw.choice([np.nan, 0.0, 0.3, 1.5]) for _ in range(n)]) for _ in range(k)]
+    labels = column_of([draw.choice(LABELS[kind]) for _ in range(n)])
+    plans = [policy.select(state, Query(None, draw.random()), state.models) for _ in range(n)]
+    asked = [state.models.index(plan.models[0]) if len(plan.models) == 1 else -1 for plan in plans]
+    odds = [plan.probabilities[0] if plan.probabilities else 1.0 for plan in plans]
+    return Rows(state.models, outputs, heard, tuple(sure), labels, np.array(asked, np.int32), np.array(odds))
+
+
+def same(one: Learned, other: Learned) -> bool:
+    numbers = np.array_equal(one.rows, other.rows) and np.array_equal(one.sure, other.sure)
+    rest = [(state.models, state.seen, state.labels, state.tracked) for state in (one, other)]
+    return numbers and rest[0] == rest[1]
+
+
+@every_policy
+@pytest.mark.parametrize("kind", LABELS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), k=st.integers(1, 5))
+def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k: int) -> None:
+    draw, policy = random.Random(seed), policy_named(text)
+    state = expected = single = policy.init(MODELS[:k])
+    for n in (1, 30, 7):
+        rows = rows_of(draw, policy, state, kind, n)
+        state = observe_rows(policy, state, rows)
+        for i in range(n):
+            single = observe(policy, single, rows.observation(i), lesson_of(policy))
+            expected = policy.observe(expected, rows.observation(i))
+        assert same(state, single), "bit for bit"
+        assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
+        assert np.allclose(state.sure, expected.sure, rtol=1e-12, atol=1e-12)
+        assert (state.seen, state.labels, state.tracked) == (expected.seen, expected.labels, expected.tracked)
+
+
+@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking"])
+@pytest.mark.parametrize("kind", ["ints", "texts", "numbers"])
+def test_sets_are_learned_in_python_and_kept_when_nobody_asks_for_them(text: str, kind: str) -> None:
+    draw, policy, plain = random.Random(5), policy_named(f"{text}(coverage=0.9)"), policy_named(text)
+    state = expected = policy.init(MODELS[:3])
+    rows = rows_of(draw, policy, state, kind, 40)
+    state = observe_rows(policy, state, rows)
+    for i in range(40):
+        expected = policy.observe(expected, rows.observation(i))
+    assert lesson_of(policy) is None
+    assert same(state, expected)
+    assert state.tracked != policy.init(MODELS[:3]).tracked
+    after = observe_rows(plain, state, rows)
+    assert after.tracked == state.tracked
+    assert observe(plain, state, rows.observation(0), lesson_of(plain)).tracked == state.tracked
+    assert after.seen > state.seen
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_losses_of_columns_are_those_of_their_rows(kind: str) -> None:
+    draw, policy = random.Random(11), policy_named("exp4")
+    rows = rows_of(draw, policy, policy.init(MODELS[:4]), kind, 50)
+    found = losses_by_model(rows)
+    if kind not in ("ints", "bools", "numbers"):
+        assert found is None
+        return
+    assert found is not None
+    for i in range(50):
+        told = losses(rows.observation(i))
+        assert [told.get(model, np.nan) for model in rows.models] == pytest.approx(found[:, i].tolist(), abs=0, nan_ok=True)
+
+
+@every_policy
+def test_an_observation_of_labels_is_learned_in_the_core(text: str) -> None:
+    policy = policy_named(text)
+    state, lesson = policy.init(MODELS[:3]), lesson_of(policy)
+    assert lesson is not None
+    plan = policy.select(state, Query(None, 0.5), MODELS[:3])
+    heard = {model: Prediction("x") for model in plan.models}
+
+    def taught(models: Any, heard: Any, label: Any, weight: float = 1.0) -> Any:
+        return lesson.one(state.models, state.rows, state.sure, 0.0, 0, state.tracked, models, (), heard, label, weight)
+
+    assert isinstance(taught(plan.models, heard, "x"), Learned)
+    assert taught(plan.models, {}, "x") is False, "nobody was heard"
+    for models, label, weight in (
+        (plan.models, 1, 1.0), (plan.models, 1.5, 1.0), (plan.models, "x", -1.0), (plan.models, "x", float("nan")),
+        ((VersionedModel("z", 1),), "x", 1.0),
+    ):  # fmt: skip
+        assert taught(models, heard, label, weight) is None
+    assert lesson_of(policy_named("ensemble")) is None
+
+
+@every_policy
+def test_the_weight_of_an_observation(text: str) -> None:
+    policy, draw = policy_named(text), random.Random(3)
+    state = expected = policy.init(MODELS[:3])
+    for _ in range(50):
+        plan = policy.select(state, Query(None, draw.random()), MODELS[:3])
+        heard = {model: Prediction(draw.randrange(3)) for model in plan.models}
+        seen = Observation(plan, heard, Truth(draw.randrange(3)), None, draw.choice([0.5, 1.0, 7.0]))
+        state, expected = observe(policy, state, seen, lesson_of(policy)), policy.observe(expected, seen)
+    assert np.allclose(state.rows, expected.rows, rtol=1e-12, atol=1e-12)
+    assert state.seen == expected.seen
+
+
+@every_policy
+def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
+    """Right and wrong in whatever order, with the least probability there can be."""
+    policy, rng, n = policy_named(text), np.random.default_rng(7), 1 << 20
+    state = policy.init(MODELS[:2])
+    alone = policy.select(state, Query(None, 0.5), MODELS[:2]).models != MODELS[:2]
+    outputs = (np.zeros(n, np.int64), rng.integers(-(2**63), 2**63 - 1, n))
+    for labels in (np.zeros(n, np.int64), np.ones(n, np.int64), rng.integers(0, 2, n)):
+        asked = rng.integers(0, 2, n).astype(np.int32) if alone else np.array([-1], np.int32)
+        rows = Rows(MODELS[:2], outputs, (None, None), (np.full(n, np.nan), None), labels, asked, np.array([1e-300]))
+        state = observe_rows(policy, state, rows)
+        assert np.isfinite(state.rows).all()
+        assert np.isfinite(state.sure).all()
+        chosen = policy.select(state, Query(None, 0.5), MODELS[:2])
+        assert all(0 < p <= 1 for p in chosen.probabilities)
+        policy.decode(policy.encode(state))
+
+
+@pytest.mark.parametrize("text", ["exp3", "exp4", "stacking"])
+@pytest.mark.parametrize("label", [np.array([1.0, 2.0]), np.array([1e308, -1e308, 1e308]), 1e308, -5.0])
+def test_a_label_of_another_shape_or_out_of_all_bounds(text: str, label: Any) -> None:
+    policy = policy_named(text)
+    state = policy.init(MODELS[:2])
+    heard = {MODELS[0]: Prediction(np.array([-1e308, 1.0, 1.0])), MODELS[1]: Prediction(-1e308)}
+    for _ in range(10):
+        plan = policy.select(state, Query(None, 0.1), MODELS[:2])
+        state = observe(policy, state, Observation(plan, heard, Truth(label)), lesson_of(policy))
+    assert np.isfinite(state.rows).all()
+    assert state.seen == 10
