@@ -21,7 +21,7 @@ SOURCE = str(Path(clipper.store.store.__file__).parents[2])
 
 
 def spawn(code: str, *args: object) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((SOURCE, os.environ.get("PYTHONPATH", "")))}
     return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, env=environment)
 
 
