@@ -21,7 +21,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
-    ("status", "dtype", "row_hash", "lead"),
+    ("status", "dtype", "row_hash", "lead", "crc"),
     ("lz4", "json_rows"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider",),

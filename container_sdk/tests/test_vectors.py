@@ -7,7 +7,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from clipper_container import wire
+from clipper_container import version1, wire
 from clipper_container.lessons import open_accuracy, open_feedback, pack_accuracy
 from clipper_container.wire import BadFrame, DType, Flag, Kind, Rows
 
@@ -40,9 +40,9 @@ def both(payload):
 
 def read_v1(data):
     head, content = data[:9], np.frombuffer(data[9:], np.uint8)
-    if wire.v1_content_bytes(head, LIMIT) != content.size:
+    if version1.v1_content_bytes(head, LIMIT) != content.size:
         raise BadFrame("there is less, or more, than announced")
-    return wire.v1_open(head, content, LIMIT)
+    return version1.v1_open(head, content, LIMIT)
 
 
 def values(rows):
@@ -87,6 +87,8 @@ def test_a_frame_means_what_it_says(vector):
     for part in ("confidence", "status", "sessions"):
         got = getattr(content, part)
         assert (None if got is None else got.tolist()) == meaning.get(part)
+    said = content.qualifiers
+    assert (None if said is None else [each.hex() for each in said]) == meaning.get("qualifiers")
     assert content.text == meaning.get("text", "")
     if not header.flags & Flag.COMPRESSED:
         checked = bool(header.flags & Flag.CHECKED)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper_container import wire
+from clipper_container import version1, wire
 from clipper_container.transport import Connection, Disconnected, Stopping, StopSwitch, connect
 from clipper_container.wire import BadFrame, DType, Header, Kind, Rows, TooLarge
 
@@ -174,7 +174,7 @@ def test_rows_are_read_as_they_were_written(n, dtype, variable, parts, seed):
 )
 def test_version_1_heads_that_are_refused(head):
     with pytest.raises(BadFrame):
-        wire.v1_content_bytes(struct.pack("<BII", *head))
+        version1.v1_content_bytes(struct.pack("<BII", *head))
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_version_1_heads_that_are_refused(head):
 )
 def test_version_1_contents_that_are_refused(kind, n, content):
     head = struct.pack("<BII", kind, n, len(content))
-    assert wire.v1_content_bytes(head) == len(content)
+    assert version1.v1_content_bytes(head) == len(content)
     with pytest.raises(BadFrame):
-        wire.v1_open(head, np.frombuffer(content, np.uint8))
+        version1.v1_open(head, np.frombuffer(content, np.uint8))
 
 
 @given(
@@ -205,7 +205,7 @@ def test_version_1_rows_of_many_lengths(rows, name):
     kind = {"<i4": 4, "<f8": 5, "u1": 6}[name]
     content = b"".join(struct.pack("<I", len(row)) + np.array(row, name).tobytes() for row in rows)
     head = struct.pack("<BII", kind, len(rows), len(content))
-    got = wire.row_values(wire.v1_open(head, np.frombuffer(content, np.uint8)))
+    got = wire.row_values(version1.v1_open(head, np.frombuffer(content, np.uint8)))
     assert [row.tolist() for row in got] == rows
 
 

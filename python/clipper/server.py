@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,9 +21,10 @@ from clipper.frontend.streaming import Streaming
 from clipper.manage.deployment import Deployment, type_of
 from clipper.selection import covering, policy_named
 from clipper.serving.address import listen
-from clipper.serving.application import ApplicationHandle, array_slo_in_us, slo_in_us
+from clipper.serving.application import ApplicationHandle, array_slo_in_us, request_id, slo_in_us
 from clipper.serving.arrays import predict_array
 from clipper.serving.cache import Cache
+from clipper.serving.collector import Collector
 from clipper.serving.deciding import Deciding
 from clipper.serving.dispatch import Dispatch
 from clipper.serving.ear import Ear
@@ -81,6 +83,7 @@ class ClipperServer(Streaming):
         )
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
+        self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
 
     # -- life
 
@@ -113,6 +116,8 @@ class ClipperServer(Streaming):
             return
         self._closed = True
         atexit.unregister(self.close)
+        for collector in list(self._collectors):
+            collector.close()
         if self._frontends is not None:
             self._frontends.drain()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
@@ -280,13 +285,29 @@ class ClipperServer(Streaming):
         if roles and ("roles" in settings or "models" in settings):
             check_roles(name, links, roles)
 
+    def remove_app(self, name: str) -> None:
+        """Take an application away, and its statistics; its models stay, and so does what its policy has learned, for one that
+        is made under the same name. Queries in flight are answered; later ones, and feedback for it, are refused by
+        UnknownApplication. Raises UnknownApplication, StoreError."""
+        self._check_open()
+        self.catalog.unregister_application(name)
+
+    def collector(self, capacity: int = 4096) -> Collector:
+        """Queries started in one place, answers taken in another; at most `capacity` in between. See Collector.
+        Raises InvalidInput."""
+        self._check_open()
+        collector = Collector(self.schedule_prediction, capacity)
+        self._collectors.add(collector)
+        return collector
+
     def schedule_prediction(self, request: PredictionRequest) -> Future:
         """Schedule one query; -> the Future of an Answer, at once. See PredictionRequest."""
         question = self._questions.asked(request)
         slo_us = question.slo_us
         if request.slo_ms is not None:
             slo_us = slo_in_us(request.slo_ms, self.config.limits.slo_ms_max)
-        return predict(question, request.input, request.user, slo_us, request.salt, request.context)
+        id = request_id(request.id) if request.id else ""
+        return predict(question, request.input, request.user, slo_us, request.salt, request.context, id)
 
     def schedule_predictions(
         self,

@@ -185,12 +185,17 @@ ANY = InputType("any")
 # -- queries and answers
 
 
+Qualifier = str | int | float | bool
+Qualifiers = dict[str, Qualifier]  # by name; docs/speculation.md
+
+
 class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     """One query: an input for an application, or for candidate models named here.
 
     input: one row, not a batch.  candidate_models: `svm`, `svm:3`; used instead of the application's links.
     user: whose selection state applies.  slo_ms: overrides the application's.  salt: another salt, another cache entry.
-    context: f64[d], d up to 32, for contextual policies.
+    context: f64[d], d up to 32, for contextual policies.  id: the caller's own name for it; it comes back as
+    `Answer.request_id`.
     """
 
     input: Any
@@ -200,6 +205,7 @@ class PredictionRequest(msgspec.Struct, frozen=True, eq=False):
     slo_ms: float | None = None
     salt: int = 0
     context: Any = None
+    id: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
@@ -210,6 +216,8 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     models: whose predictions were used.  missing: asked, but not heard; those that were not needed any more are not missing.
     decided_by: the step of the application's decider that decided, as `majority` or `floor(fast)`; empty when nobody was heard.
     set: labels, the answer first, or (low, high), that hold the truth as often as the application's `coverage` says.
+    id: for feedback.  request_id: what the caller gave as `id`.  qualifiers: what models said beside their outputs, of those
+    that were heard before the answer and said any.
     """
 
     output: Any
@@ -223,6 +231,8 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     agreement: float = 1.0
     decided_by: str = "all"
     set: tuple[Any, ...] = ()
+    request_id: str = ""
+    qualifiers: dict[VersionedModel, Qualifiers] = {}
 
     def __repr__(self) -> str:
         output = repr(self.output)

@@ -171,7 +171,7 @@ cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* val
 # -- filling ----------------------------------------------------------------------------------------------------------
 
 cdef inline u64 _blob_cost(const Blob* blob) noexcept nogil:
-    return BLOB_OVERHEAD + blob.nbytes
+    return BLOB_OVERHEAD + blob.nbytes + blob.qualifier_bytes
 
 
 cdef inline void _map_blobs(CacheState* cache, Bucket* bucket) noexcept nogil:

@@ -12,6 +12,7 @@ cpdef enum:
     REGION_BYTES = 24      # payload of REGION
     RUN_BYTES = 16         # of each run in the payload of a SHARED batch
     ACCURACY_BYTES = 24    # payload of ACCURACY; 8 less without the figure
+    QUALIFIERS_MAX = 1024  # bytes beside one row
 
 cpdef enum Kind:
     HELLO = 1          # container -> server: who I am (msgpack map)
@@ -34,6 +35,7 @@ cpdef enum Flag:
     CHECKED = 16       # payload_crc holds the CRC-32 of the payload
     SHARED = 32        # PREDICT only: the payload is runs of rows in regions, 16 bytes each
     SESSIONS = 64      # PREDICT only: u64 per row follows the data: whose query it is
+    QUALIFIERS = 128   # REPLY only: u32 lengths, then what the model says beside each row (msgpack, opaque here)
 
 cdef struct Header:
     u8 kind
@@ -60,6 +62,8 @@ cdef struct Rows:             # a payload opened: pointers into it, all checked 
     const u32* lengths        # variable rows: elements of each, 4-byte aligned; else NULL
     const u64* sessions       # or NULL
     const float* confidence   # or NULL
+    const u32* qualifier_bytes  # of each row, at most QUALIFIERS_MAX; or NULL
+    const u8* qualifiers      # of all rows, one after another
     const u8* status          # or NULL
     const u8* text            # or NULL
     u64 text_bytes
@@ -73,7 +77,6 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
 #   Judges the header again (it may come from elsewhere) but not payload_crc: whoever received the bytes has done that
 cdef u64 rows_data_bytes(const Header* header, const Rows* rows) noexcept nogil   # of all rows; COMPRESSED: once opened
 cdef u64 row_bytes_of(const Header* header) noexcept nogil      # fixed rows: product of dims x itemsize; 0 on overflow
-cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil  # zlib's polynomial; start with 0
 
 # -- variable rows: u32 lengths, then the data, each padded with zeros to 8
 cdef u64 lengths_bytes(u32 n) noexcept nogil                    # u32 each, padded to 8
@@ -84,6 +87,7 @@ cdef u64 compressed_bound(u32 n, u64 data_bytes) noexcept nogil
 cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search, u8* out) noexcept nogil
 # ^ a payload of variable_encode's, its data as an LZ4 block (lz4.pxd): bytes written, at most compressed_bound
 
-# -- version 1 lives in v1.pxd; this page hands it on
+# -- the checksum of both lives in crc.pxd, version 1 in v1.pxd; this page hands them on
+from clipper_core.crc cimport crc32
 from clipper_core.v1 cimport (V1_F64, V1_I32, V1_STR, V1_U8, V1_VAR_F64, V1_VAR_I32, V1_VAR_U8, v1_bound, v1_compress,
                               v1_encode, v1_format)

@@ -11,6 +11,7 @@ DIMS_MAX: int
 REGION_BYTES: int
 RUN_BYTES: int
 ACCURACY_BYTES: int
+QUALIFIERS_MAX: int
 
 class Kind(IntEnum):
     HELLO = 1
@@ -33,6 +34,7 @@ class Flag(IntFlag):
     CHECKED = 16
     SHARED = 32
     SESSIONS = 64
+    QUALIFIERS = 128
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -56,6 +58,7 @@ class OpenRows(NamedTuple):
     status: NDArray[np.uint8] | None
     text: bytes
     sessions: NDArray[np.uint64] | None
+    qualifiers: list[bytes] | None
 
 def checksum(data: _Bytes, crc: int = 0) -> int: ...
 def encode_frame(
@@ -95,4 +98,5 @@ def encode_rows(
     compressed: bool = False,
     search: int = ...,
     sessions: Sequence[int] | NDArray[Any] | None = None,
+    qualifiers: Sequence[bytes] | None = None,
 ) -> bytes: ...

@@ -1,4 +1,4 @@
-"""Wire frames <-> bytes (docs/wire.md): headers, the payloads of PREDICT and REPLY, CRC-32.
+"""Wire frames <-> bytes (docs/wire.md): headers, and the payloads of PREDICT and REPLY.
 
 A frame is hostile until it is opened. Three rules keep reading it safe, and every function below follows them:
 
@@ -8,10 +8,8 @@ A frame is hostile until it is opened. Three rules keep reading it safe, and eve
 - Nothing that the page does not define is let through: unknown bits, padding that is not zero, bytes too many. What is
   tolerated today cannot be given a meaning tomorrow.
 
-The header has its own CRC-32, because a damaged length costs more than a damaged row: it desynchronises the stream. The
-payload's is optional (CHECKED): on one host the kernel's sockets do not damage bytes. The polynomial is zlib's and not
-Castagnoli's, which processors have an instruction for: zlib's is in the standard library of every language that an SDK
-may be written in. Slicing-by-16 (Kounavis and Berry 2005; Stephan Brumme's tables) makes up for most of it.
+The header has its own CRC-32 (crc.pxd), because a damaged length costs more than a damaged row: it desynchronises the stream.
+The payload's is optional (CHECKED): on one host the kernel's sockets do not damage bytes.
 """
 from collections import namedtuple
 from struct import iter_unpack
@@ -31,23 +29,7 @@ from clipper_core.lz4 import decode_lz4
 cdef extern from *:
     """
     static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian and is read in place");
-
-    struct ClipperCrcTables {  // t[k][b]: the CRC of byte b followed by k zero bytes
-        alignas(64) unsigned t[16][256];
-        constexpr ClipperCrcTables() : t() {
-            for (unsigned b = 0; b < 256; b++) {
-                unsigned c = b;
-                for (int bit = 0; bit < 8; bit++) c = (c & 1) ? (c >> 1) ^ 0xEDB88320u : c >> 1;
-                t[0][b] = c;
-            }
-            for (unsigned k = 1; k < 16; k++)
-                for (unsigned b = 0; b < 256; b++) t[k][b] = (t[k - 1][b] >> 8) ^ t[0][t[k - 1][b] & 255];
-        }
-    };
-    static constexpr ClipperCrcTables clipper_crc_tables;
-    static constexpr auto& clipper_crc = clipper_crc_tables.t;
     """
-    const u32 CRC "clipper_crc"[16][256]
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -71,33 +53,7 @@ cdef packed struct Wire:              # the header as it travels
 cdef enum:
     MAGIC = 0x52504C43                # "CLPR"
     CRC_AT = 60
-    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS
-
-
-cdef u32 crc32(u32 crc, const u8* bytes, u64 n) noexcept nogil:
-    cdef u32 w[4]
-    crc = ~crc
-    while n >= 16:
-        memcpy(w, bytes, 16)
-        w[0] ^= crc
-        crc = (CRC[15][w[0] & 255] ^ CRC[14][(w[0] >> 8) & 255] ^ CRC[13][(w[0] >> 16) & 255] ^ CRC[12][w[0] >> 24]
-               ^ CRC[11][w[1] & 255] ^ CRC[10][(w[1] >> 8) & 255] ^ CRC[9][(w[1] >> 16) & 255] ^ CRC[8][w[1] >> 24]
-               ^ CRC[7][w[2] & 255] ^ CRC[6][(w[2] >> 8) & 255] ^ CRC[5][(w[2] >> 16) & 255] ^ CRC[4][w[2] >> 24]
-               ^ CRC[3][w[3] & 255] ^ CRC[2][(w[3] >> 8) & 255] ^ CRC[1][(w[3] >> 16) & 255] ^ CRC[0][w[3] >> 24])
-        bytes += 16
-        n -= 16
-    if n >= 8:
-        memcpy(w, bytes, 8)
-        w[0] ^= crc
-        crc = (CRC[7][w[0] & 255] ^ CRC[6][(w[0] >> 8) & 255] ^ CRC[5][(w[0] >> 16) & 255] ^ CRC[4][w[0] >> 24]
-               ^ CRC[3][w[1] & 255] ^ CRC[2][(w[1] >> 8) & 255] ^ CRC[1][(w[1] >> 16) & 255] ^ CRC[0][w[1] >> 24])
-        bytes += 8
-        n -= 8
-    while n:
-        crc = (crc >> 8) ^ CRC[0][(crc ^ bytes[0]) & 255]
-        bytes += 1
-        n -= 1
-    return ~crc
+    FLAGS = VARIABLE | CONFIDENCE | ROW_STATUS | COMPRESSED | CHECKED | SHARED | SESSIONS | QUALIFIERS
 
 
 # -- headers -----------------------------------------------------------------------------------------------------------
@@ -184,7 +140,7 @@ cdef bint _is_batch(const Header* header) noexcept nogil:
     if header.flags & SHARED and (header.kind != PREDICT or header.flags & ~(SHARED | CHECKED)
                                   or header.payload_bytes == 0 or header.payload_bytes % RUN_BYTES):
         return False
-    if header.flags & SESSIONS and header.kind != PREDICT:
+    if (header.flags & SESSIONS and header.kind != PREDICT) or (header.flags & QUALIFIERS and header.kind != REPLY):
         return False
     if header.flags & VARIABLE:
         return header.rank == 1 and header.dims[0] == 0
@@ -292,6 +248,20 @@ cdef Status _open_compressed(const Limits* limits, Cursor* cursor, u64 total, Ro
     return OK
 
 
+cdef Status _open_qualifiers(Cursor* cursor, Rows* out) noexcept nogil:
+    cdef const u8* lengths = NULL
+    cdef u64 total = 0
+    cdef u32 i
+    if not _take(cursor, <u64> out.n * sizeof(u32), &lengths):
+        return BAD_FRAME
+    out.qualifier_bytes = <const u32*> lengths
+    for i in range(out.n):
+        if out.qualifier_bytes[i] > QUALIFIERS_MAX:
+            return TOO_LARGE
+        total += out.qualifier_bytes[i]
+    return OK if _take(cursor, total, &out.qualifiers) else BAD_FRAME
+
+
 cdef Status rows_open(const Header* header, const u8* payload, const Limits* limits, Rows* out) noexcept nogil:
     cdef Cursor cursor
     cdef const u8* part = NULL
@@ -320,6 +290,10 @@ cdef Status rows_open(const Header* header, const u8* payload, const Limits* lim
         if not _take(&cursor, <u64> out.n * sizeof(float), &part):
             return BAD_FRAME
         out.confidence = <const float*> part
+    if header.flags & QUALIFIERS:
+        status = _open_qualifiers(&cursor, out)
+        if status != OK:
+            return status
     if header.flags & ROW_STATUS:
         if not _take(&cursor, out.n, &out.status) or not _are_flags(out.status, out.n):
             return BAD_FRAME
@@ -391,12 +365,12 @@ cdef u64 compressed_encode(u32 n, const u8* payload, u64 data_bytes, u32 search,
 FrameHeader = namedtuple("FrameHeader", "kind dtype flags rows id shape payload_bytes time_us payload_crc")
 FrameHeader.__doc__ = "A header, decoded. Threads: any. shape: of one row; (0,) when rows differ in length."
 
-OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text sessions")
+OpenRows = namedtuple("OpenRows", "dtype n data lengths confidence status text sessions qualifiers")
 OpenRows.__doc__ = """The rows of a PREDICT or REPLY: read-only views into the payload. Threads: any.
 
 data: ndarray (n, *shape), or 1-d ndarray of all rows one after another when they differ in length; u8 for STR and
 BYTES. lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None. status: u8 (n,), 1 for a row that failed,
-or None; text: bytes, why it did. sessions: u64 (n,) or None.
+or None; text: bytes, why it did. sessions: u64 (n,) or None. qualifiers: bytes of each row (msgpack), or None.
 """
 
 cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1"), U16: np.dtype("<u2"),
@@ -519,7 +493,19 @@ cdef object _open(bytes raw, const Header* header, const Rows* rows, object shap
         data = data.reshape((rows.n, *shape))
     return OpenRows(header.dtype, rows.n, data, _view(raw, rows.lengths, <u64> rows.n * 4, "<u4"),
                     _view(raw, rows.confidence, <u64> rows.n * 4, "<f4"), _view(raw, rows.status, rows.n, "u1"),
-                    b"" if rows.text == NULL else rows.text[:rows.text_bytes], _view(raw, rows.sessions, <u64> rows.n * 8, "<u8"))
+                    b"" if rows.text == NULL else rows.text[:rows.text_bytes], _view(raw, rows.sessions, <u64> rows.n * 8, "<u8"),
+                    _qualifiers(rows))
+
+
+cdef list _qualifiers(const Rows* rows):
+    cdef const u8* at = rows.qualifiers
+    cdef list found = []
+    if rows.qualifier_bytes == NULL:
+        return None
+    for i in range(rows.n):
+        found.append(at[:rows.qualifier_bytes[i]])
+        at += rows.qualifier_bytes[i]
+    return found
 
 
 cdef bytes _padded(object part):
@@ -567,11 +553,12 @@ cdef object _list_payload(list rows, object search):
 
 
 def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id=0, time_us=0, checked=False,
-                compressed=False, search=LITERALS, sessions=None):
+                compressed=False, search=LITERALS, sessions=None, qualifiers=None):
     """A whole PREDICT or REPLY frame of `rows`. Threads: any.
 
     rows: ndarray (n, *shape) of a numeric dtype, at most 4 dimensions a row; or a list of str, of bytes, or of 1-d
-    arrays that differ in length. sessions: n u64. confidence: n floats. status: n of 0 (fine) or 1 (failed), `text` says why.
+    arrays that differ in length. sessions: n u64. confidence: n floats. qualifiers: n bytes, opaque. status: n of 0 (fine) or 1
+    (failed), `text` says why.
     compressed: str rows travel as an LZ4 block, made by `search` (lz4.Search). Raises BAD_INPUT.
     """
     cdef int flags = 0
@@ -589,6 +576,9 @@ def encode_rows(int kind, rows, *, confidence=None, status=None, str text="", id
     if confidence is not None:
         flags |= CONFIDENCE
         payload += _padded(np.asarray(confidence, "<f4").tobytes())
+    if qualifiers is not None:
+        flags |= QUALIFIERS
+        payload += _padded(np.array([len(each) for each in qualifiers], "<u4").tobytes()) + _padded(b"".join(qualifiers))
     if status is not None:
         flags |= ROW_STATUS
         payload += _padded(np.asarray(status, "u1").tobytes()) + text.encode()

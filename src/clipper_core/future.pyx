@@ -20,7 +20,7 @@ from clipper_core.delivery cimport (DeliveryState, block_drop, claims_lock, clai
 from clipper_core.dtype cimport F64
 from clipper_core.hearing cimport hearing_cancel, hearing_drop, hearing_ruled
 from clipper_core.machine cimport atomic, futex_wait, monotonic_us, relaxed
-from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_object
+from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard, value_object
 from clipper_core.status cimport BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for
 
 from clipper_core.status import Status as StatusName
@@ -325,6 +325,15 @@ cdef class Future:
             return None
         value = self._held(i)
         return value_confidence(&value)
+
+    def heard(self, u32 i=0):
+        """What task `i` brought: (output, confidence), each None without one; and a third, bytes, if the model said more beside it."""
+        cdef Value value
+        self._check(i)
+        if self._state(i) != OK:
+            return None, None
+        value = self._held(i)
+        return value_heard(&value)
 
     def detail(self, u32 i=0):
         """Why task `i` failed (a model's traceback, for instance), or ''."""

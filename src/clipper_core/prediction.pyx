@@ -22,7 +22,11 @@ cdef dict _dtypes = {BOOL: np.dtype("?"), U8: np.dtype("u1"), I8: np.dtype("i1")
 
 
 cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil:
-    cdef Blob* blob = <Blob*> malloc(sizeof(Blob) + nbytes)
+    return blob_qualified(data, nbytes, NULL, 0)
+
+
+cdef Blob* blob_qualified(const void* data, u64 nbytes, const void* qualifiers, u16 n) noexcept nogil:
+    cdef Blob* blob = <Blob*> malloc(sizeof(Blob) + nbytes + n)
     if blob == NULL:
         return NULL
     blob.refs.store(1, relaxed)
@@ -31,8 +35,11 @@ cdef Blob* blob_new(const void* data, u64 nbytes) noexcept nogil:
     blob.has_confidence = 0
     blob.confidence = 0
     blob.nbytes = nbytes
+    blob.qualifier_bytes = n
     if nbytes:
         memcpy(blob_data(blob), data, nbytes)
+    if n:
+        memcpy(<char*> blob_data(blob) + nbytes, qualifiers, n)
     return blob
 
 
@@ -97,6 +104,17 @@ cdef object value_confidence(Value* value):
     if value.tag != TAG_BLOB or not (<Blob*> value.word).has_confidence:
         return None
     return (<Blob*> value.word).confidence
+
+
+cdef object value_heard(Value* value):
+    cdef Blob* blob = <Blob*> value.word
+    cdef object output = value_object(value)
+    if value.tag != TAG_BLOB:
+        return output, None
+    confidence = blob.confidence if blob.has_confidence else None
+    if blob.qualifier_bytes == 0:
+        return output, confidence
+    return output, confidence, PyBytes_FromStringAndSize(<char*> blob_data(blob) + blob.nbytes, blob.qualifier_bytes)
 
 
 cdef extern from *:

@@ -4,9 +4,10 @@ from libc.string cimport memcpy, memset
 
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
 from clipper_core.clock_cache cimport cache_fill, cache_prefetch
-from clipper_core.codec cimport (ACCURACY, CHECKED, COMPRESSED, FAILURE, FEEDBACK, HEADER_BYTES, PREDICT, RUN_BYTES, SESSIONS,
-                                 SHARED, VARIABLE, Rows, compressed_bound, compressed_encode, crc32, header_encode, rows_open,
-                                 v1_bound, v1_compress, v1_encode, variable_encode, variable_payload_bytes)
+from clipper_core.codec cimport (ACCURACY, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PREDICT, QUALIFIERS,
+                                 ROW_STATUS, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Rows, compressed_bound, compressed_encode,
+                                 crc32, header_encode, rows_open, v1_bound, v1_compress, v1_encode, variable_encode,
+                                 variable_payload_bytes)
 from clipper_core.dtype cimport ANY, F64, STR, itemsize
 from clipper_core.histogram cimport histogram_note, note
 from clipper_core.lane cimport row_end, row_found, span_end, span_key, span_retry, span_row_end
@@ -385,7 +386,7 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
         return status
     batch = _take_oldest(r, slo_us, now_us, True)
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
-        _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output larger than output_bytes_max", now_us)
+        _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output larger than output_bytes_max, or qualifiers beyond 1 KiB", now_us)
     elif rows.n != batch.n:
         _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another number of outputs than the batch has inputs", now_us)
     elif not _is_declared(spec, header):
@@ -416,8 +417,8 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
     cdef u32 s, k, i = 0
     cdef u64 at = 0
     cdef Value why
-    cdef bint words = (header.rank == 0 and not header.flags & VARIABLE and rows.confidence == NULL and rows.status == NULL
-                       and batch.keys == NULL)
+    cdef const u8* beside = rows.qualifiers
+    cdef bint words = header.rank == 0 and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS) and batch.keys == NULL
     if rows.status != NULL:
         output_text(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)
@@ -427,7 +428,9 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
             i += batch.spans[s].rows
             continue
         for k in range(batch.spans[s].rows):
-            at += _end_as_told(lanes, header, batch, &batch.spans[s], k, i, rows, at, &why, now_us)
+            at += _end_as_told(lanes, header, batch, &batch.spans[s], k, i, rows, at, beside, &why, now_us)
+            if rows.qualifier_bytes != NULL:
+                beside += rows.qualifier_bytes[i]
             i += 1
         if batch.keys == NULL:
             span_leave(lanes, &batch.spans[s])
@@ -455,15 +458,15 @@ cdef bint _end_words(Lanes* lanes, const Span* span, const u8* data, u32 size, u
 
 
 cdef u64 _end_as_told(Lanes* lanes, const Header* header, Batch* batch, const Span* span, u32 k, u32 i, const Rows* rows, u64 at,
-                      Value* why, u64 now_us) noexcept nogil:
-    """Row k of the span, i of the batch, whose output is at `at`; -> bytes of its output."""
+                      const u8* beside, Value* why, u64 now_us) noexcept nogil:
+    """Row k of the span, i of the batch, whose output is at `at` and whose qualifiers are `beside`; -> bytes of its output."""
     cdef u64 nbytes = rows.row_bytes
     cdef Value value
     if header.flags & VARIABLE:
         nbytes = <u64> rows.lengths[i] * itemsize(header.dtype)
     if rows.status != NULL and rows.status[i]:
         _end_row(lanes, batch, span, k, i, MODEL_ERROR, why, now_us)
-    elif output_value(header, rows, i, at, nbytes, &value):
+    elif output_value(header, rows, i, at, nbytes, beside, &value):
         _end_row(lanes, batch, span, k, i, OK, &value, now_us)
         value_drop(&value)
     else:

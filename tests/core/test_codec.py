@@ -116,6 +116,8 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     assert rows.status is None or rows.status.tolist() == meaning["status"]
     assert rows.text.decode() == meaning.get("text", "")
     assert (None if rows.sessions is None else rows.sessions.tolist()) == meaning.get("sessions")
+    assert (None if rows.qualifiers is None else [each.hex() for each in rows.qualifiers]) == meaning.get("qualifiers")
+    qualifiers = [bytes.fromhex(each) for each in meaning["qualifiers"]] if "qualifiers" in meaning else None
     values: Any = meaning["values"]
     if header.dtype == DType.BYTES:
         values = [bytes.fromhex(value) for value in values]
@@ -126,7 +128,7 @@ def test_golden_batches(vector: dict[str, Any]) -> None:
     again = encode_rows(
         header.kind, values, confidence=meaning.get("confidence"), status=meaning.get("status"), id=header.id,
         text=meaning.get("text", ""), time_us=header.time_us, checked=bool(header.flags & Flag.CHECKED),
-        compressed=bool(header.flags & Flag.COMPRESSED), sessions=meaning.get("sessions"),
+        compressed=bool(header.flags & Flag.COMPRESSED), sessions=meaning.get("sessions"), qualifiers=qualifiers,
     )  # fmt: skip
     assert again == frame
 
@@ -225,6 +227,14 @@ def fits(header: FrameHeader, payload: bytes) -> bool:
         parts.append(8 * header.rows)
     if header.flags & Flag.CONFIDENCE:
         parts.append(4 * header.rows)
+    if header.flags & Flag.QUALIFIERS:
+        at = sum(part + -part % 8 for part in parts)
+        if len(payload) - at < 4 * header.rows:
+            return False
+        lengths = struct.unpack_from(f"<{header.rows}I", payload, at)
+        if max(lengths) > 1024:
+            return False
+        parts += [4 * header.rows, sum(lengths)]
     if header.flags & Flag.ROW_STATUS:
         parts.append(header.rows)
     starts = [0]

@@ -18,8 +18,9 @@ HERE = Path(__file__).parent
 HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE, REGION, FEEDBACK, ACCURACY = range(1, 12)
 KINDS = ("", "HELLO", "WELCOME", "REFUSE", "PREDICT", "REPLY", "FAILURE", "HEARTBEAT", "GOODBYE", "REGION",
          "FEEDBACK", "ACCURACY")  # fmt: skip
-VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS = 1, 2, 4, 8, 16, 32, 64
-FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED", 32: "SHARED", 64: "SESSIONS"}
+VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED, SHARED, SESSIONS, QUALIFIERS = 1, 2, 4, 8, 16, 32, 64, 128
+FLAGS = {1: "VARIABLE", 2: "CONFIDENCE", 4: "ROW_STATUS", 8: "COMPRESSED", 16: "CHECKED", 32: "SHARED", 64: "SESSIONS",
+         128: "QUALIFIERS"}  # fmt: skip
 DTYPES = ("any", "bool", "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "str", "bytes")
 CODES = ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
 NUMPY = dict(zip(DTYPES[1:13], CODES, strict=True))
@@ -76,8 +77,9 @@ def frame(name: str, kind: int, payload: bytes = b"", *, meaning: Vector | None 
 
 
 def tail(
-    confidence: list[float] | None, status: list[int] | None, text: str, sessions: list[int] | None = None
-) -> tuple[int, bytes, Vector]:
+    confidence: list[float] | None, status: list[int] | None, text: str, sessions: list[int] | None = None,
+    qualifiers: list[str] | None = None,
+) -> tuple[int, bytes, Vector]:  # fmt: skip
     """What follows the data: its flags, its bytes, its meaning."""
     flags, part = 0, b""
     meaning: Vector = {}
@@ -87,6 +89,10 @@ def tail(
     if confidence is not None:
         flags, part = flags | CONFIDENCE, part + pad(np.array(confidence, "<f4").tobytes())
         meaning["confidence"] = confidence
+    if qualifiers is not None:
+        maps = [bytes.fromhex(text) for text in qualifiers]
+        part += pad(np.array([len(each) for each in maps], "<u4").tobytes()) + pad(b"".join(maps))
+        flags, meaning["qualifiers"] = flags | QUALIFIERS, qualifiers
     if status is not None:
         flags, part = flags | ROW_STATUS, part + pad(bytes(status)) + text.encode()
         meaning |= {"status": status, "text": text}
@@ -103,10 +109,11 @@ def fixed(
     text: str = "",
     flags: int = 0,
     sessions: list[int] | None = None,
+    qualifiers: list[str] | None = None,
     **fields: Any,
 ) -> Vector:
     array = np.array(values, NUMPY[dtype])
-    more, rest, meaning = tail(confidence, status, text, sessions)
+    more, rest, meaning = tail(confidence, status, text, sessions, qualifiers)
     meaning = {"values": array.tolist()} | meaning
     fields |= {"rows": len(values), "dims": array.shape[1:], "flags": flags | more, "dtype": dtype}
     return frame(name, kind, pad(array.tobytes()) + rest, meaning=meaning, **fields)
@@ -122,6 +129,7 @@ def variable(
     text: str = "",
     flags: int = 0,
     sessions: list[int] | None = None,
+    qualifiers: list[str] | None = None,
     **fields: Any,
 ) -> Vector:
     """values: lists of numbers, str, or (for bytes) hexadecimal str."""
@@ -137,7 +145,7 @@ def variable(
     if flags & COMPRESSED:
         block = literals(data)
         data = struct.pack("<Q", len(block)) + block
-    more, rest, meaning = tail(confidence, status, text, sessions)
+    more, rest, meaning = tail(confidence, status, text, sessions, qualifiers)
     fields |= {"rows": len(values), "dims": (0,), "flags": flags | more | VARIABLE, "dtype": dtype}
     return frame(name, kind, lengths + pad(data) + rest, meaning={"values": values} | meaning, **fields)
 
@@ -230,6 +238,10 @@ def version2() -> list[Vector]:
                  text="row 1", flags=CHECKED, id=6, time_us=42),
         variable("reply_bytes", REPLY, "bytes", ["cafe"], id=7),
         fixed("reply_status_no_text", REPLY, "i32", [1], status=[0], id=8),
+        fixed("reply_f64_qualifiers", REPLY, "f64", [0.5, 2.0, 7.0], id=9,
+              qualifiers=["82a77175616c69747903a46d6f6465a466617374", "", "81a2696ec3"]),
+        variable("reply_str_qualifiers_all_parts", REPLY, "str", ["cat", "", "dog"], confidence=[0.75, 0.0, 0.5],
+                 status=[0, 1, 0], text="row 1", flags=CHECKED, id=10, qualifiers=["81a171cb3fe8000000000000", "", "81a17102"]),
         fixed("predict_sessions", PREDICT, "f32", [[0.5], [1.5], [-2.0]], sessions=[7, 0, 2**64 - 1], id=14),
         variable("predict_str_sessions", PREDICT, "str", ["a", "Grüße"], sessions=[1, 2], flags=CHECKED, id=15),
         feedback("feedback_digits", fixed("", PREDICT, "f64", [[0.5, 1.0], [2.0, -3.0]], sessions=[0, 99]),
@@ -308,7 +320,7 @@ def refused() -> list[Vector]:
     add("dtype_15", "dtype 15 is unknown", header(rows=1, dtype="15", payload_bytes=8) + scalar)
     add("rank_5", "rank above 4", header(**row, rank=5, dims=(1, 1, 1, 1), payload_bytes=8) + scalar)
     add("dims_unused", "a dimension beyond the rank", header(**row, rank=0, dims=(1,), payload_bytes=8) + scalar)
-    add("flags_unknown", "flag 128 is unknown", header(**row, flags=128, payload_bytes=8) + scalar)
+    add("flags_unknown", "flag 256 is unknown", header(**row, flags=256, payload_bytes=8) + scalar)
     add("reserved", "reserved is not 0", header(**row, reserved=1, payload_bytes=8) + scalar)
     add("crc_unchecked", "payload_crc without CHECKED", header(**row, payload_crc=1, payload_bytes=8) + scalar)
     wrong = header(**row, flags=CHECKED, payload_crc=zlib.crc32(scalar) ^ 1, payload_bytes=8)
@@ -383,6 +395,15 @@ def refused_learning(add: Any) -> None:
     """SESSIONS, FEEDBACK and ACCURACY."""
     row: Vector = {"dtype": "f64", "rows": 1}
     one, two = struct.pack("<d", 1.0), struct.pack("<dd", 1.0, 2.0)
+    told: Vector = row | {"flags": QUALIFIERS}
+    add("qualifiers_predict", "a PREDICT has no qualifiers", header(**told, payload_bytes=16) + bytes(8) + bytes(8))
+    add("qualifiers_missing", "a length a row", header(REPLY, **told, payload_bytes=8) + bytes(8))
+    add("qualifiers_cut", "qualifiers beyond the payload",
+        header(REPLY, **told, payload_bytes=24) + bytes(8) + pad(struct.pack("<I", 9)) + bytes(8))  # fmt: skip
+    add("qualifiers_long", "at most 1024 bytes beside a row",
+        header(REPLY, **told, payload_bytes=16 + 1032) + bytes(8) + pad(struct.pack("<I", 1025)) + bytes(1032))  # fmt: skip
+    add("qualifiers_padding", "padding is not 0",
+        header(REPLY, **told, payload_bytes=24) + bytes(8) + pad(struct.pack("<I", 1)) + b"\x80" + bytes(6) + b"\1")  # fmt: skip
     add("sessions_missing", "a session a row", header(**row, flags=SESSIONS, payload_bytes=8) + one)
     add("sessions_reply", "a REPLY has no sessions", header(REPLY, **row, flags=SESSIONS, payload_bytes=16) + two)
     add("sessions_shared", "nothing beside SHARED rows",

@@ -13,7 +13,7 @@ import numpy as np
 
 from clipper_container.model import Model, Scored
 from clipper_container.outputs import BadOutput, first_rows, spread, to_rows
-from clipper_container.wire import Rows
+from clipper_container.wire import Rows, unpack_map
 
 TEXT_BYTES_MAX = 16 << 10
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -112,14 +112,20 @@ def _only(rows: Rows) -> Any:
     if rows.dtype >= 13:
         raw = rows.data.tobytes()
         value = raw.decode() if rows.dtype == 13 else raw
-    return value if rows.confidence is None else Scored(value, rows.confidence[0])
+    if rows.confidence is None and rows.qualifiers is None:
+        return value
+    confidence = None if rows.confidence is None else rows.confidence[0]
+    return Scored(value, confidence, None if rows.qualifiers is None else unpack_map(rows.qualifiers[0]))
 
 
 def _merged(values: list[Any], name: str) -> Rows:
     if not any(isinstance(value, Scored) for value in values):
         return to_rows(values, len(values), name)
-    scored = [value if isinstance(value, Scored) else Scored(value, 0.0) for value in values]
-    return to_rows(Scored([s.outputs for s in scored], [s.confidence for s in scored]), len(values), name)
+    scored = [value if isinstance(value, Scored) else Scored(value) for value in values]
+    sure = any(each.confidence is not None for each in scored)  # then a row without one is sent as 0
+    confidence = [0.0 if each.confidence is None else each.confidence for each in scored] if sure else None
+    outputs, qualifiers = [each.outputs for each in scored], [each.qualifiers for each in scored]
+    return to_rows(Scored(outputs, confidence, qualifiers), len(values), name)
 
 
 def user_traceback(error: BaseException) -> str:

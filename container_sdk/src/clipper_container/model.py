@@ -11,14 +11,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Predictions with a confidence for each.
+    """Predictions with a confidence for each, or with qualifiers.
 
     outputs: what `predict_batch` would return without it, one output a row.
-    confidence: one number a row, sent as f32; by custom between 0 and 1.
+    confidence: one number a row, sent as f32; by custom between 0 and 1. None: nothing is said of it.
+    qualifiers: what else is said of each row, by name: a list of n dicts (or None for a row), str -> str, bool, int or float;
+        up to 1 KiB a row. A decider of the application may go by them, and they come back with the answer.
     """
 
     outputs: Any
-    confidence: Any
+    confidence: Any = None
+    qualifiers: Any = None
 
 
 def session_of(user: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipper_container.model import Scored
-from clipper_container.wire import DTYPE_OF, RANK_MAX, DType, Rows
+from clipper_container.wire import DTYPE_OF, QUALIFIERS_MAX, RANK_MAX, DType, Rows, pack_map
 
 _SCALARS = (bool, int, float, np.generic)
 _BYTES = (bytes, bytearray, memoryview)
@@ -37,7 +37,10 @@ def to_rows(returned: Any, n: int, name: str) -> Rows:
     """
     if isinstance(returned, Scored):
         rows = to_rows(returned.outputs, n, name)
-        rows.confidence = _confidence(returned.confidence, n, name)
+        if returned.confidence is not None:
+            rows.confidence = _confidence(returned.confidence, n, name)
+        if returned.qualifiers is not None:
+            rows.qualifiers = _qualifiers(returned.qualifiers, n, name)
         return rows
     values = _values(returned, n, name)
     if len(values) != n:
@@ -201,6 +204,38 @@ def _confidence(values: Any, n: int, name: str) -> NDArray[np.float32]:
     return confidence
 
 
+def _qualifiers(values: Any, n: int, name: str) -> list[bytes] | None:
+    """One packed map a row, b"" for a row without; None when no row has any."""
+    if not isinstance(values, (list, tuple)) or len(values) != n:
+        said = f"{len(values)} of them" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
+        raise BadOutput(f"model '{name}' got a batch of {n} and returned as qualifiers {said}; return a list, one dict per row.")
+    packed = [_packed(value, i, name) for i, value in enumerate(values)]
+    return packed if any(packed) else None
+
+
+def _packed(value: Any, i: int, name: str) -> bytes:
+    if not value and (value is None or isinstance(value, dict)):
+        return b""
+    if not isinstance(value, dict):
+        raise BadOutput(f"model '{name}' returned as the qualifiers of row {i} a {type(value).__name__}; return a dict.")
+    plain = {key: each.item() if isinstance(each, np.generic) else each for key, each in value.items()}
+    for key, each in plain.items():
+        if not isinstance(key, str) or not isinstance(each, (str, bool, int, float)):
+            raise BadOutput(
+                f"model '{name}' returned for row {i} the qualifier {key!r:.60} = {each!r:.60}; a qualifier has a name and is a "
+                "str, bool, int or float."
+            )
+    try:
+        packed = pack_map(plain)
+    except (OverflowError, ValueError) as error:
+        raise BadOutput(f"model '{name}': the qualifiers of row {i} cannot be sent: {error}.") from None
+    if len(packed) > QUALIFIERS_MAX:
+        raise BadOutput(
+            f"model '{name}' returned for row {i} qualifiers of {len(packed)} bytes; at most {QUALIFIERS_MAX} are sent."
+        )
+    return packed
+
+
 def _count(count: int) -> str:
     return "1 value" if count == 1 else f"{count} values"
 
@@ -210,10 +245,12 @@ def first_rows(rows: Rows, n: int) -> Rows:
     if n == rows.n:
         return rows
     confidence = None if rows.confidence is None else rows.confidence[:n]
+    qualifiers = None if rows.qualifiers is None else rows.qualifiers[:n]
     if rows.lengths is None:
-        return Rows(rows.dtype, n, rows.data[:n], None, confidence)
+        return Rows(rows.dtype, n, rows.data[:n], None, confidence, qualifiers=qualifiers)
     lengths = rows.lengths[:n]
-    return Rows(rows.dtype, n, rows.data[: int(lengths.sum(dtype=np.uint64))], lengths, confidence)
+    data = rows.data[: int(lengths.sum(dtype=np.uint64))]
+    return Rows(rows.dtype, n, data, lengths, confidence, qualifiers=qualifiers)
 
 
 def spread(rows: Rows, failed: NDArray[np.bool_], text: str) -> Rows:
@@ -232,4 +269,7 @@ def spread(rows: Rows, failed: NDArray[np.bool_], text: str) -> Rows:
     if rows.confidence is not None:
         spreaded.confidence = np.zeros(n, np.float32)
         spreaded.confidence[good] = rows.confidence
+    if rows.qualifiers is not None:
+        said = iter(rows.qualifiers)
+        spreaded.qualifiers = [b"" if bad else next(said) for bad in failed]
     return spreaded

@@ -16,11 +16,11 @@ from clipper_container.lessons import Lessons
 from clipper_container.model import Model
 from clipper_container.regions import CannotShare, Regions, can_share
 from clipper_container.transport import Backoff, Connection, Disconnected, Heart, Stopping, StopSwitch, connect
+from clipper_container.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
 from clipper_container.wire import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
-    V1_HEAD_BYTES,
     BadFrame,
     Bytes,
     Flag,
@@ -36,8 +36,6 @@ from clipper_container.wire import (
     pack_map,
     row_values,
     unpack_map,
-    v1_content_bytes,
-    v1_open,
 )
 
 ATTEMPT_S = 10.0  # to connect, and to be welcomed
@@ -97,6 +95,7 @@ class Welcome:
     crc: bool
     shared: bool = False
     accuracy: bool = False
+    qualifiers: bool = False
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Welcome:
@@ -107,8 +106,8 @@ class Welcome:
         for key, value in (("heartbeat_ms", heartbeat_ms), ("payload_bytes_max", payload_bytes_max)):
             if not isinstance(value, int) or not 0 < value < 1 << 40:
                 raise BadFrame(f"WELCOME's {key} is {value!r}")
-        crc, shared, accuracy = (bool(fields.get(key, False)) for key in ("crc", "shared", "accuracy"))
-        return cls(heartbeat_ms / 1000, payload_bytes_max, crc, shared, accuracy)
+        told = (bool(fields.get(key, False)) for key in ("crc", "shared", "accuracy", "qualifiers"))
+        return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
 
 
 def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None) -> None:
@@ -261,6 +260,8 @@ class _Version2:
             outputs, time_us = _evaluate(self._evaluator, rows)
         except ModelFailed as failure:
             return self._failure(header.id, str(failure))
+        if not self._welcome.qualifiers:
+            outputs.qualifiers = None  # the server would not understand them
         reply, pieces = encode_rows(Kind.REPLY, outputs, header.id, time_us, self._welcome.crc)
         if reply.payload_bytes > self._welcome.payload_bytes_max:
             return self._failure(

@@ -24,6 +24,7 @@ RANK_MAX = 4
 PAYLOAD_BYTES_MAX = 64 << 20
 ROWS_MAX = 1 << 20
 CONTROL_BYTES_MAX = 1 << 16  # of WELCOME, REFUSE and HELLO
+QUALIFIERS_MAX = 1024  # bytes beside one row of a REPLY
 
 _MAGIC = b"CLPR"
 _HEADER = struct.Struct("<4sBBBBHHIQ4IQQI")
@@ -58,6 +59,7 @@ class Flag(IntFlag):
     CHECKED = 16
     SHARED = 32
     SESSIONS = 64
+    QUALIFIERS = 128
 
 
 class DType(IntEnum):
@@ -101,8 +103,10 @@ DTYPE_OF: dict[np.dtype[Any], DType] = {
 _KINDS = frozenset(int(kind) for kind in Kind)
 _ROW_KINDS = frozenset((int(Kind.PREDICT), int(Kind.REPLY)))
 _EMPTY_KINDS = frozenset((int(Kind.HEARTBEAT), int(Kind.GOODBYE)))
-_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED, _SESSIONS = (int(flag) for flag in Flag)
-_FLAGS = _VARIABLE | _CONFIDENCE | _ROW_STATUS | _COMPRESSED | _CHECKED | _SHARED | _SESSIONS
+_VARIABLE, _CONFIDENCE, _ROW_STATUS, _COMPRESSED, _CHECKED, _SHARED, _SESSIONS, _QUALIFIERS = (
+    int(flag) for flag in Flag
+)
+_FLAGS = _VARIABLE | _CONFIDENCE | _ROW_STATUS | _COMPRESSED | _CHECKED | _SHARED | _SESSIONS | _QUALIFIERS
 _ACCURACY_BYTES = (16, 24)
 _BOOL = int(DType.BOOL)
 
@@ -140,7 +144,8 @@ class Rows:
 
     data: rows of one shape: ndarray (n, *shape); rows that differ in length: 1-d ndarray of all, one after another.
     lengths: u32 (n,), in elements, or None. confidence: f32 (n,) or None.
-    status: u8 (n,), 1 for a row that failed, or None; text says why it did. sessions: u64 (n,) or None.
+    status: u8 (n,), 1 for a row that failed, or None; text says why it did. sessions: u64 (n,) or None. qualifiers: a packed
+    map of each row, b"" for none; or None.
     """
 
     dtype: int
@@ -151,6 +156,7 @@ class Rows:
     status: NDArray[np.uint8] | None = None
     text: str = ""
     sessions: NDArray[np.uint64] | None = None
+    qualifiers: list[bytes] | None = None
 
 
 # -- headers
@@ -237,6 +243,8 @@ def _check_rows(header: Header, rows_max: int) -> None:
         raise BadFrame("only the rows of one shape of a PREDICT may be SHARED, and nothing else beside them")
     if flags & _SESSIONS and header.kind != Kind.PREDICT:
         raise BadFrame("only the rows of a PREDICT have sessions")
+    if flags & _QUALIFIERS and header.kind != Kind.REPLY:
+        raise BadFrame("only the rows of a REPLY have qualifiers")
     if header.rows == 0:
         raise BadFrame("a batch has at least one row")
     if header.rows > rows_max:
@@ -275,6 +283,8 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
         rows.sessions = parts.take(8 * n).view("<u8")
     if header.flags & _CONFIDENCE:
         rows.confidence = parts.take(4 * n).view("<f4")
+    if header.flags & _QUALIFIERS:
+        rows.qualifiers = _open_qualifiers(parts, n)
     if header.flags & _ROW_STATUS:
         rows.status = parts.take(n)
         if rows.status.max() > 1:
@@ -282,6 +292,15 @@ def open_rows(header: Header, payload: Bytes, payload_bytes_max: int = PAYLOAD_B
         rows.text = parts.rest().tobytes().decode("utf-8", "replace")
     parts.end()
     return rows
+
+
+def _open_qualifiers(parts: _Parts, n: int) -> list[bytes]:
+    lengths = parts.take(4 * n).view("<u4")
+    if lengths.max() > QUALIFIERS_MAX:
+        raise TooLarge(f"qualifiers of {lengths.max()} bytes; the limit is {QUALIFIERS_MAX}")
+    at = offsets(lengths)
+    data = parts.take(at[-1]).tobytes()
+    return [data[at[i] : at[i + 1]] for i in range(n)]
 
 
 def _only_data(payload: Bytes, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -383,6 +402,10 @@ def encode_rows(
     if rows.confidence is not None:
         flags |= _CONFIDENCE
         size += _put(pieces, rows.confidence)
+    if rows.qualifiers is not None:
+        flags |= _QUALIFIERS
+        size += _put(pieces, np.fromiter(map(len, rows.qualifiers), "<u4", rows.n))
+        size += _put(pieces, np.frombuffer(b"".join(rows.qualifiers), np.uint8))
     if rows.status is not None:
         flags |= _ROW_STATUS
         text = rows.text.encode("utf-8", "replace")
@@ -513,76 +536,3 @@ def unpack_map(payload: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise BadFrame("the payload is no msgpack map")
     return fields
-
-
-# -- version 1 batches: format byte, count, then length of each input (fixed) or number of content bytes
-
-V1_HEAD_BYTES = 9
-_V1_HEAD = struct.Struct("<BII")
-_V1_TYPES = {1: DType.I32, 2: DType.F64, 3: DType.U8, 4: DType.I32, 5: DType.F64, 6: DType.U8, 7: DType.STR}
-
-
-def v1_content_bytes(head: Any, payload_bytes_max: int = PAYLOAD_BYTES_MAX, rows_max: int = ROWS_MAX) -> int:
-    """How many bytes follow the first 9 of a version 1 batch.
-
-    Raises: BadFrame, TooLarge.
-    """
-    kind, n, length = _V1_HEAD.unpack_from(head)
-    if kind not in _V1_TYPES:
-        raise BadFrame(f"unknown format {kind} of a version 1 batch")
-    if n == 0:
-        raise BadFrame("a batch has at least one row")
-    if n > rows_max:
-        raise TooLarge(f"{n} rows; the limit is {rows_max}")
-    size: int = n * length * NUMPY_TYPES[_V1_TYPES[kind]].itemsize if kind <= 3 else length
-    if size > payload_bytes_max:
-        raise TooLarge(f"payload of {size} bytes; the limit is {payload_bytes_max}")
-    return size
-
-
-def v1_open(head: Any, content: Bytes, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> Rows:
-    """Open a version 1 batch: its first 9 bytes, and the content that `v1_content_bytes` announced.
-
-    Raises: BadFrame, TooLarge.
-    """
-    kind, n, length = _V1_HEAD.unpack_from(head)
-    dtype = _V1_TYPES[kind]
-    if kind <= 3:
-        return Rows(dtype, n, content.view(NUMPY_TYPES[dtype]).reshape(n, length))
-    if kind == 7:
-        return _v1_strings(n, content, payload_bytes_max)
-    return _v1_variable(dtype, n, content)
-
-
-def _v1_variable(dtype: DType, n: int, content: Bytes) -> Rows:
-    kind = NUMPY_TYPES[dtype]
-    if 4 * n > content.size:
-        raise BadFrame("the content is shorter than its rows")
-    lengths, pieces, at = np.empty(n, np.uint32), [], 0
-    for i in range(n):
-        if content.size - at < 4:
-            raise BadFrame("the content is shorter than its rows")
-        length = _CRC.unpack_from(content.data, at)[0]
-        at += 4
-        size = length * kind.itemsize
-        if size > content.size - at:
-            raise BadFrame("the content is shorter than its rows")
-        lengths[i] = length
-        pieces.append(content[at : at + size])
-        at += size
-    if at != content.size:
-        raise BadFrame("the content is longer than its rows")
-    return Rows(dtype, n, np.concatenate(pieces).view(kind), lengths)
-
-
-def _v1_strings(n: int, content: Bytes, payload_bytes_max: int) -> Rows:
-    if 4 * n > content.size:
-        raise BadFrame("the content is shorter than its rows")
-    lengths = content[: 4 * n].view("<i4")
-    if lengths.min() < 0:
-        raise BadFrame("a negative length")
-    size = int(lengths.sum(dtype=np.uint64))
-    if size > payload_bytes_max:
-        raise TooLarge(f"{size} bytes of strings; the limit is {payload_bytes_max}")
-    data = np.frombuffer(lz4_decode(content[4 * n :], size), np.uint8)
-    return Rows(DType.STR, n, data, lengths.astype(np.uint32))

@@ -30,8 +30,10 @@ class Admin:
         for method, pattern, verb in (
             ("GET", "/admin/stats", self.stats),
             ("GET", "/admin/models", self.models),
+            ("GET", "/admin/models/{}/stats", self.model_stats),
             ("GET", "/admin/applications", self.applications),
             ("GET", "/admin/applications/{}", self.application),
+            ("GET", "/admin/applications/{}/stats", self.application_stats),
             ("PUT", "/admin/applications/{}", self.put_application),
             ("PATCH", "/admin/applications/{}", self.patch_application),
             ("DELETE", "/admin/applications/{}", self.delete_application),
@@ -40,6 +42,16 @@ class Admin:
 
     def stats(self, request: Request) -> Response:
         return answer_json(self._node.stats())
+
+    def application_stats(self, request: Request) -> Response:
+        name = request.params[0]
+        self._node.catalog.application(name)
+        return answer_json(self._node.stats()["applications"].get(name, {}))
+
+    def model_stats(self, request: Request) -> Response:
+        """Of `svm:3`, or of the latest `svm`."""
+        model = self._node.catalog.view.model(request.params[0])
+        return answer_json(self._node.stats()["models"].get(str(model.id), {}))
 
     def models(self, request: Request) -> Response:
         stats = self._node.stats()["models"]

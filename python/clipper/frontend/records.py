@@ -84,6 +84,8 @@ def answer_fields(answer: Answer, record: Record, entry: str) -> Flat:
     if answer.reason:
         flat += ["reason", answer.reason]
     flat += ["models", ",".join(map(str, answer.models)), "missing", ",".join(map(str, answer.missing))]
+    if answer.qualifiers:
+        flat += ["qualifiers", msgspec.json.encode({str(model): said for model, said in answer.qualifiers.items()})]
     flat += ["latency_us", answer.latency_us, "prediction", answer.id]
     for name, value in record.own:
         flat += [name, value]

@@ -29,7 +29,7 @@ from clipper.serving.ear import Future
 from clipper.serving.feedback import truth_of, weight_of
 from clipper.serving.observe import observe, observe_many
 from clipper.serving.processor import Question, predict
-from clipper.types import Answer, PredictionRequest
+from clipper.types import Answer, PredictionRequest, Qualifiers
 
 _NOTHING = msgspec.Raw(b"")
 
@@ -77,7 +77,7 @@ class _OldUpdate(msgspec.Struct):
 
 
 class Predicted(msgspec.Struct):
-    """The answer to one query, as JSON has it. `id`: for feedback."""
+    """The answer to one query, as JSON has it. `id`: for feedback. `qualifiers`: only where a model said any."""
 
     id: str
     output: Any
@@ -88,6 +88,7 @@ class Predicted(msgspec.Struct):
     missing: list[str]
     agreement: float
     latency_us: int
+    qualifiers: dict[str, Qualifiers] | msgspec.UnsetType = msgspec.UNSET
 
 
 _read_predict = functools.partial(read_json, msgspec.json.Decoder(_Predict))
@@ -133,25 +134,26 @@ class Rest:
     def predict(self, request: Request) -> Outcome:
         question = self._node.question(request.params[0])
         body: _Predict = _reading(_read_predict, request.body, _Predict)
-        user = body.user
+        user, request_id = body.user, request.given_id.decode("ascii")
         slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
         read = self._inputs.reader(question)
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
             texts = items_of(body.inputs, "$.inputs")
-            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, body.salt, body.context)
+            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, body.salt, body.context, request_id)
             return _outcome(futures, functools.partial(_many_predicted, futures, question))
         if body.input is _NOTHING:
             raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.')
-        future = predict(question, read(body.input, "$.input"), user, slo_us, body.salt, body.context)
+        future = predict(question, read(body.input, "$.input"), user, slo_us, body.salt, body.context, request_id)
         if future.done():
             return _one_predicted(future, question)
         return Later((future,), functools.partial(_one_predicted, future, question))
 
     def _ask_all(
-        self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0, context: Any = None
-    ) -> list[Future]:
+        self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0,
+        context: Any = None, request_id: str = "",
+    ) -> list[Future]:  # fmt: skip
         """A query for each. All are read before the first is asked."""
         most = self._node.config.http.queries_max
         if len(texts) > most:
@@ -159,7 +161,7 @@ class Rest:
             raise InvalidInput(f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint)
         read = self._inputs.reader(question)
         rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
-        return [predict(question, row, user, slo_us, salt, context) for row in rows]
+        return [predict(question, row, user, slo_us, salt, context, request_id) for row in rows]
 
     # -- telling
 
@@ -254,8 +256,12 @@ def _predicted(answer: Answer) -> Predicted:
     return Predicted(
         answer.id, answer.output, answer.confidence, answer.is_default, answer.reason,
         [_name_of(model) for model in answer.models], [_name_of(model) for model in answer.missing] if answer.missing else [],
-        answer.agreement, answer.latency_us,
+        answer.agreement, answer.latency_us, _qualifiers(answer) if answer.qualifiers else msgspec.UNSET,
     )  # fmt: skip
+
+
+def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
+    return {_name_of(model): said for model, said in answer.qualifiers.items()}
 
 
 def _one_predicted(future: Future, question: Question) -> Response:

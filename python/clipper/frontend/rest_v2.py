@@ -17,7 +17,7 @@ from clipper.frontend.inputs import input_of
 from clipper.frontend.messages import BINARY, JSON, Later, Outcome, Request, Response, Work, answer_json, read_json
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
-from clipper.serving.application import array_slo_in_us
+from clipper.serving.application import array_slo_in_us, fits_id
 from clipper.serving.arrays import predict_array
 from clipper.serving.ear import Future
 from clipper.serving.processor import Question, predict
@@ -132,7 +132,8 @@ class RestV2:
         if len(rows) > _SINGLY_MAX:
             return Work(lambda: self._infer_array(question, rows, user, slo_ms, salt, about))
         slo_us = self._node.slo_us(slo_ms, question.slo_us)
-        futures = [predict(question, row, user, slo_us, salt) for row in rows]
+        id = request.given_id.decode("ascii") or (asked.id if fits_id(asked.id) else "")
+        futures = [predict(question, row, user, slo_us, salt, None, id) for row in rows]
         make = functools.partial(_inferred, futures, question, about)
         return make() if all(future.done() for future in futures) else Later(futures, make)
 

@@ -75,7 +75,7 @@ class Scoring(Follower[Asked]):
         """Raises: InvalidInput when the record is at fault; what else the application says is its own trouble."""
         record = asked.record
         try:
-            asked.future = self._app.predict(record.input, record.user, record.slo_ms)
+            asked.future = self._app.predict(record.input, record.user, record.slo_ms, id=record.id)
         except InvalidInput:
             raise
         except ClipperError as error:

@@ -23,6 +23,7 @@ from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
+from clipper.serving.tally import duration
 from clipper.serving.teaching import Teaching
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
@@ -175,7 +176,7 @@ class Deployment:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Of each model: its counters, replicas, how many are `wanted` and how many it `has`, its own
-        `accuracy`, rows of feedback that were dropped (`untaught`), by `name:version`."""
+        `accuracy`, rows of feedback that were dropped (`untaught`), since when, how long they took, by `name:version`."""
         by_place = {(row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]}
         models = {}
         for running in self._running:
@@ -187,7 +188,8 @@ class Deployment:
             has = sum(replica["state"] == "ready" for replica in replicas)
             near = running.core.similar
             models[str(running.model.id)] = {
-                **counters, "replicas": replicas, "wanted": wanted, "has": has, "accuracy": _accuracy(replicas),
+                **counters, "since_us": running.model.created_us, "duration_us": duration(counters["latency_us"]),
+                "replicas": replicas, "wanted": wanted, "has": has, "accuracy": _accuracy(replicas),
                 "untaught": self.teaching.untaught(running.model.id) + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
             }  # fmt: skip

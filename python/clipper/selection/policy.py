@@ -12,16 +12,18 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from clipper.types import InputType, VersionedModel
+from clipper.types import InputType, Qualifiers, VersionedModel
 
 State = Any  # a policy's own; whoever keeps it never looks inside, and no policy changes one that it was given
 
 
 class Prediction(msgspec.Struct, frozen=True, eq=False):
-    """One model's output: int, float, bool, str, bytes or ndarray; `confidence` 0 to 1 when the model gives one."""
+    """One model's output: int, float, bool, str, bytes or ndarray; `confidence` 0 to 1 when the model gives one, and what else it
+    says of it, by name."""
 
     output: Any
     confidence: float | None = None
+    qualifiers: Qualifiers = {}
 
 
 Predictions = Mapping[VersionedModel, Prediction]

@@ -14,6 +14,8 @@ from clipper.serving.processor import Question, predict
 from clipper.types import Answer, Answers
 from clipper_core.future import Future
 
+ID_CHARS_MAX = 512  # of a request's own id
+
 
 class ApplicationHandle:
     """An application by name; it follows every change of its record. Threads: any."""
@@ -26,19 +28,21 @@ class ApplicationHandle:
         self._slo_ms_max = slo_ms_max
 
     def predict(
-        self, x: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0, context: Any = None
-    ) -> Future:
+        self, x: Any, user: str | None = None, slo_ms: float | None = None, salt: int = 0, context: Any = None,
+        id: str = "",
+    ) -> Future:  # fmt: skip
         """Schedule one query; -> the Future of an `Answer`, at once.
 
         x: one input of the application's type.  user: whose selection state applies.  slo_ms: instead of the
         application's; the answer is there by then, from the models or the default.  salt: another cache entry.
         context: array-like f64[d], d up to 32, what a contextual policy (linucb, lints) chooses the model by; others leave it
-        aside. Raises InvalidInput (type, shape, SLO, context), UnknownApplication, and UnknownModel when no model is linked; the
-        future never raises for a model's failure.
+        aside.  id: your own name for the query, up to 512 printable characters, for `Answer.request_id`, logs and decoys; two
+        queries may have the same. Raises InvalidInput (type, shape, SLO, context, id), UnknownApplication, and UnknownModel when
+        no model is linked; the future never raises for a model's failure.
         """
         question = self._question(self.name)
         slo_us = question.slo_us if slo_ms is None else slo_in_us(slo_ms, self._slo_ms_max)
-        return predict(question, x, user, slo_us, salt, context)
+        return predict(question, x, user, slo_us, salt, context, request_id(id) if id else "")
 
     def feedback(
         self,
@@ -108,6 +112,20 @@ def slo_in_us(slo_ms: float, slo_ms_max: float) -> int:
             f"slo_ms={slo_ms!r}: it must lie above 0 and at most at {slo_ms_max:g} ms.", hint="See limits.slo_ms_max."
         )
     return max(1, round(slo_ms * 1000))
+
+
+def request_id(id: object) -> str:
+    """`id`, if it can be a request's. InvalidInput otherwise."""
+    if not isinstance(id, str):
+        raise InvalidInput(f"id={id!r:.100}: a request's id is a str, not a {type(id).__name__}.")
+    if not fits_id(id):
+        why = f"has {len(id)} characters" if len(id) > ID_CHARS_MAX else "has characters that cannot be printed"
+        raise InvalidInput(f"the request's id {id[:40]!r} {why}.", hint=f"Give up to {ID_CHARS_MAX} printable characters.")
+    return id
+
+
+def fits_id(id: str) -> bool:
+    return len(id) <= ID_CHARS_MAX and id.isprintable()
 
 
 def array_slo_in_us(slo_ms: float | None, slo_ms_max: float) -> int:

@@ -94,7 +94,8 @@ class Containers:
     ) -> None:
         self._engines = tuple(engines)
         self._token = token.encode()
-        self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max, "accuracy": True}
+        self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max, "accuracy": True,
+                         "qualifiers": True}  # fmt: skip
         self._find = find
         self._changed = changed
         self._shared_memory = shared_memory

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipper.selection.deciding import AnswerFrom, View, checked
 from clipper.selection.policy import Prediction, is_usable
+from clipper.serving.qualifiers import prediction_of
 from clipper.types import VersionedModel
 from clipper_core.future import Future
 from clipper_core.status import Status
@@ -67,8 +68,8 @@ def view_of(future: Future, hearing: "Hearing", now_s: float) -> View:
     outstanding: list[VersionedModel] = []
     for i, model in enumerate(hearing.models):
         status = future.status(i)
-        if status is Status.OK and is_usable(output := future.output(i)):
-            arrived[model] = Prediction(output, future.confidence(i))
+        if status is Status.OK and is_usable((prediction := prediction_of(future, i)).output):
+            arrived[model] = prediction
         else:
             (outstanding if status is Status.PENDING else failed).append(model)
     elapsed_ms = (now_s - hearing.begun_s) * 1e3

@@ -4,6 +4,7 @@ Read with the engine (src/clipper_core/engine.pxd) below it: `predict` runs on t
 runs when somebody asks the future for its result, on that thread.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
 from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
+from clipper.serving.qualifiers import prediction_of, said_beside
 from clipper.serving.recorder import Decoy
 from clipper.serving.roles import Cast
 from clipper.serving.states import Learner
@@ -28,6 +30,9 @@ from clipper_core.status import Status
 
 if TYPE_CHECKING:
     from clipper.serving.speculating import Hearing, Speculation
+
+
+_log = logging.getLogger(__name__)
 
 
 class Question(msgspec.Struct, frozen=True, eq=False):
@@ -70,6 +75,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     user: str = ""
     late: Sequence[tuple[VersionedModel, Future]] = ()  # of observers: filled after the query's own models were asked
     hearing: "Hearing | None" = None
+    id: str = ""  # the caller's own
 
     @property
     def models(self) -> tuple[VersionedModel, ...]:
@@ -93,23 +99,25 @@ def plan_for(question: Question, user: str | None, context: Any = None) -> tuple
     return state, plan
 
 
-def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int, context: Any = None) -> Future:
-    """Ask the models that the policy selects; -> the future of one Answer. InvalidInput for a wrong type or shape;
-    UnknownModel when nothing is linked."""
+def predict(
+    question: Question, x: Any, user: str | None, slo_us: int, salt: int, context: Any = None, id: str = ""
+) -> Future:
+    """Ask the models that the policy selects; -> the future of one Answer. id: the caller's, checked. InvalidInput for a wrong
+    type or shape; UnknownModel when nothing is linked."""
     try:
         state, plan = plan_for(question, user, context)
     except PolicyFailed as failure:
-        return _unasked(question, x, slo_us, salt, failure.message)
+        return _unasked(question, x, slo_us, salt, failure.message, id)
     cores, teaching = question.cores, question.teaching
     if teaching.active:
         salt = teaching.session(question.models, user, salt)
     late: list[tuple[VersionedModel, Future]] = []
     if question.speculation is None:
-        asked = Asked(question, plan, state, user or "", late)
+        asked = Asked(question, plan, state, user or "", late, None, id)
         future = predict_all(tuple([cores[model] for model in plan.models]), x, slo_us, salt, finish, asked)
     else:
         hearing = question.speculation.hearing(state, plan, user, slo_us)
-        asked = Asked(question, plan, state, user or "", late, hearing)
+        asked = Asked(question, plan, state, user or "", late, hearing, id)
         future = hearing.ask(x, salt, finish, asked, question.window is not None)
     if teaching.active and question.window is not None:
         teaching.keep(question.models, future.id, x, salt)
@@ -119,7 +127,7 @@ def predict(question: Question, x: Any, user: str | None, slo_us: int, salt: int
             observers = plan.observers if asked.hearing is None else [m for m in plan.observers if m not in asked.models]
             question.lineup.watch(cores, observers, x, slo_us, salt, late)
     for decoy in question.decoys:
-        decoy.saw(future.id, f"{question.node}-{future.id:x}", x, user or "")
+        decoy.saw(future.id, f"{question.node}-{future.id:x}", x, user or "", id)
     return future
 
 
@@ -128,30 +136,33 @@ class Unasked(msgspec.Struct, frozen=True, eq=False):
 
     question: Question
     reason: str
+    id: str = ""
 
 
-def _unasked(question: Question, x: Any, slo_us: int, salt: int, reason: str) -> Future:
+def _unasked(question: Question, x: Any, slo_us: int, salt: int, reason: str, id: str) -> Future:
     """The future of the default, at once: a query to one model, given up."""
     if question.lineup is not None:
         question.lineup.tally.asked.add()
     core = question.cores[question.models[0]]
-    future = predict_all((core,), x, slo_us, salt, finish_unasked, Unasked(question, reason))
+    future = predict_all((core,), x, slo_us, salt, finish_unasked, Unasked(question, reason, id))
     future.cancel()
     return future
 
 
 def finish_unasked(future: Future) -> Answer:
-    return default_answer(future, future.extra.question, future.extra.reason)
+    return default_answer(future, future.extra.question, future.extra.reason, future.extra.id)
 
 
-def default_answer(future: Future, question: Question, reason: str) -> Answer:
+def default_answer(future: Future, question: Question, reason: str, request_id: str = "") -> Answer:
     """For a query whose policy failed."""
     if question.lineup is not None:
         question.lineup.tally.default("policy_failed")
     id = f"{question.node}-{future.id:x}"
+    _tell_log(question, id, request_id, reason)
     return Answer(
-        question.default, 0.0, True, reason, latency_us=future.latency_us, id=id, agreement=0.0, decided_by=""
-    )
+        question.default, 0.0, True, reason, latency_us=future.latency_us, id=id, agreement=0.0, decided_by="",
+        request_id=request_id,
+    )  # fmt: skip
 
 
 def finish(future: Future) -> Answer:
@@ -161,7 +172,7 @@ def finish(future: Future) -> Answer:
     try:
         outcome = _heard(future, asked) if asked.hearing is None else asked.hearing.outcome(future, asked)
     except PolicyFailed as failure:
-        return default_answer(future, question, failure.message)
+        return default_answer(future, question, failure.message, asked.id)
     arrived, missing, combined, decided_by = outcome
     reason = ""
     if not combined.used:
@@ -172,9 +183,11 @@ def finish(future: Future) -> Answer:
     if question.window is not None and arrived:
         late = tuple(asked.late) if asked.hearing is None else (*asked.late, *asked.hearing.late(future, arrived))
         question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, late)
+    if reason:
+        _tell_log(question, id, asked.id, reason)
     output = question.default if reason else combined.output
     if question.lineup is not None:
-        question.lineup.count(future, asked.models, arrived, combined, reason, asked.late, missing)
+        question.lineup.count(future, asked.models, arrived, combined, reason, asked.late, missing, decided_by)
     for decoy in question.decoys:
         decoy.said(future.id, id, output, bool(reason))
     return Answer(
@@ -189,6 +202,8 @@ def finish(future: Future) -> Answer:
         agreement=combined.agreement,
         set=combined.set,
         decided_by=decided_by,
+        request_id=asked.id,
+        qualifiers=said_beside(arrived),
     )
 
 
@@ -201,7 +216,7 @@ def _heard(future: Future, asked: Asked) -> Outcome:
     missing: list[VersionedModel] = []
     for i, model in enumerate(asked.plan.models):
         if future.status(i) is Status.OK:
-            arrived[model] = Prediction(future.output(i), future.confidence(i))
+            arrived[model] = prediction_of(future, i)
         else:
             missing.append(model)
     if missing and not arrived:
@@ -212,6 +227,11 @@ def _heard(future: Future, asked: Asked) -> Outcome:
 def refuse_fork(future: Future, question: Question) -> None:
     if future.status() is Status.FORKED:
         raise ForkedProcess(f"application {question.name!r} was asked in a fork of its server's process.", hint=FORK_HINT)
+
+
+def _tell_log(question: Question, id: str, request_id: str, reason: str) -> None:
+    """At level INFO: a flood of defaults is for who wants to see it."""
+    _log.info("application %r, request %r, prediction %s: the default, %s", question.name, request_id, id, reason)
 
 
 NO_FINITE_VALUE = "the output of {} is not a finite value"

@@ -18,7 +18,7 @@ from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
 from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
 from clipper.serving.stragglers import averages
-from clipper.serving.tally import Tally
+from clipper.serving.tally import Lineup, Tally
 from clipper.serving.teaching import Teaching
 from clipper.types import Application, InputType, PredictionRequest, VersionedModel
 from clipper_core.histogram import Snapshot
@@ -100,9 +100,19 @@ class Questions:
     def stats(self) -> dict[str, dict[str, Any]]:
         """By application; see docs/operating.md."""
         return {
-            name: {**question.lineup.tally.stats(question.lineup), **_decoy_stats(question)}
+            name: self._stats_of(question, question.lineup)
             for name, question in self._by_name.items()
             if question.lineup is not None
+        }
+
+    def _stats_of(self, question: Question, lineup: Lineup) -> dict[str, Any]:
+        speculation = question.speculation
+        return {
+            "policy": question.policy.name,
+            "decider": "all" if speculation is None else speculation.text,
+            "slo_ms": question.slo_us / 1000,
+            **lineup.tally.stats(lineup),
+            **_decoy_stats(question),
         }
 
     def _cast(self, view: View, app: Application, tally: Tally) -> Question:

@@ -35,7 +35,8 @@ _SPREAD = 0.6180339887
 
 
 class Recorded(msgspec.Struct, frozen=True, eq=False):
-    """What one query brought. time_us: since 1970.  answer: its output, if `answered`; a default says so."""
+    """What one query brought. time_us: since 1970.  answer: its output, if `answered`; a default says so.
+    request_id: what the caller gave as `id`."""
 
     id: str
     time_us: int
@@ -44,6 +45,7 @@ class Recorded(msgspec.Struct, frozen=True, eq=False):
     answer: Any = None
     answered: bool = False
     is_default: bool = False
+    request_id: str = ""
 
 
 class _Saw(msgspec.Struct, array_like=True, tag="saw"):
@@ -51,6 +53,7 @@ class _Saw(msgspec.Struct, array_like=True, tag="saw"):
     time_us: int
     user: str
     input: Any
+    request_id: str = ""
 
 
 class _Said(msgspec.Struct, array_like=True, tag="said"):
@@ -86,13 +89,13 @@ class Decoy:
         """Whether the query of that number is recorded: every share of consecutive ones alike."""
         return self.role.share >= 1.0 or (number * _SPREAD) % 1.0 < self.role.share
 
-    def saw(self, number: int, id: str, x: Any, user: str) -> None:
+    def saw(self, number: int, id: str, x: Any, user: str, request_id: str = "") -> None:
         if not self.takes(number):
             return
         if self._bucket is not None and not self._bucket.take(self._clock()):
             self._writer.over_budget += 1
             return
-        self._writer.put(_Saw(id, wall_time_us(), user, x))
+        self._writer.put(_Saw(id, wall_time_us(), user, x, request_id))
 
     def said(self, number: int, id: str, output: Any, is_default: bool) -> None:
         """Of a query that was not recorded, this is read by nobody."""
@@ -242,7 +245,7 @@ def read_folder(folder: Path) -> Iterator[Recorded]:
             if isinstance(record, _Saw):
                 said = answers.get(record.id)
                 more = {"answer": said.output, "answered": True, "is_default": said.is_default} if said else {}
-                yield Recorded(record.id, record.time_us, record.input, record.user, **more)
+                yield Recorded(record.id, record.time_us, record.input, record.user, request_id=record.request_id, **more)
 
 
 def _records(path: Path) -> Iterator[_Saw | _Said]:

@@ -18,6 +18,7 @@ from clipper.selection.own import Faults
 from clipper.selection.verdicts import Heard, answer_by, ranked, vote_weights
 from clipper.serving.deciding import OWN_STEP, Deciding, Listener
 from clipper.serving.processor import NO_FINITE_VALUE, Asked, Outcome, Question, refuse_fork, why
+from clipper.serving.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
 from clipper_core.decider import Decider, Rule
 from clipper_core.decider import Step as CoreStep
@@ -85,7 +86,7 @@ class Hearing(msgspec.Struct, frozen=True, eq=False):
         at, used, seen = verdict or (0, 0, 0)  # none: the query was given up
         seen |= used  # a ruling of Python's may be ahead of the core's own count by a moment
         heard = [(i, model) for i, model in enumerate(self.models) if seen >> i & 1]
-        arrived = {model: Prediction(future.output(i), future.confidence(i)) for i, model in heard}
+        arrived = {model: prediction_of(future, i) for i, model in heard}
         if not arrived:
             refuse_fork(future, question)
         rule, name = self.speculation.decided(at)
@@ -146,12 +147,14 @@ class LateTask:
 class Speculation:
     """One application's decider over its models as they are now. Threads: any."""
 
-    __slots__ = ("_cores", "_deciders", "_hedge", "_last", "deciding", "faults", "links", "own", "policy", "schedule", "steps")
+    __slots__ = ("_cores", "_deciders", "_hedge", "_last", "deciding", "faults", "links", "own", "policy", "schedule", "steps",
+                 "text")  # fmt: skip
 
     def __init__(
         self, text: str, policy: Policy, links: Sequence[VersionedModel], cores: Mapping[VersionedModel, CoreModel],
         deciding: Deciding,
     ) -> None:  # fmt: skip
+        self.text = text
         self.schedule = decider_named(text)
         self.policy = policy
         self.links, self._cores = tuple(links), dict(cores)

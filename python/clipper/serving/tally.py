@@ -1,8 +1,9 @@
 """What an application's queries came to, counted while they are answered: `server.stats()["applications"][name]`.
 
-What every answer pays is one addition for the query, one for the answer and one for each model used; the rest is counted only
-when something was missing, or is looked at within a budget: outputs are compared at most `_PAIRS_RATE` times a second, so that
-agreement is exact at a low rate and a sample at a high one. Counts outlive changes of the catalog; they end with the server.
+What every answer pays is one addition for the query, one for the answer, one for the step that decided it, one for each model
+used, and a record of its duration; the rest is counted only when something was missing, or is looked at within a budget: outputs
+are compared at most `_PAIRS_RATE` times a second, so that agreement is exact at a low rate and a sample at a high one. Counts
+outlive changes of the catalog; they end with the server, or with the application.
 """
 
 import math
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from clipper.clock import wall_time_us
 from clipper.selection import Combined, Observation, Prediction
 from clipper.selection.lessons import Column, Rows, losses_by_model
 from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
@@ -25,7 +27,7 @@ from clipper.serving.stragglers import Means
 from clipper.serving.watch import Late, Watch, Watched
 from clipper.types import VersionedModel
 from clipper_core.future import Future
-from clipper_core.histogram import Counter
+from clipper_core.histogram import Counter, LatencyHistogram, Snapshot
 from clipper_core.model import Model as CoreModel
 from clipper_core.status import Status
 
@@ -55,10 +57,10 @@ class Mean:
 class _OfModel:
     """One model's counts within an application."""
 
-    __slots__ = ("agreement", "asked_to_answer", "feedback", "missing", "used", "watch")
+    __slots__ = ("agreement", "feedback", "missing", "unused", "used", "watch", "wins")
 
     def __init__(self) -> None:
-        self.used = Counter()
+        self.used, self.unused, self.wins = Counter(), Counter(), Counter()
         self.missing: Counts[str] = Counts()
         self.agreement = Mean()
         self.feedback = Mean()
@@ -72,6 +74,9 @@ class Tally:
         self.clock = clock
         self.asked, self.answered = Counter(), Counter()
         self.watched, self.means = Watched(clock), Means()
+        self.since_us = wall_time_us()
+        self.duration = LatencyHistogram()
+        self.decided: dict[str, Counter] = {}
         self._lock = threading.Lock()
         self._models: dict[VersionedModel, _OfModel] = {}
         self._defaults: Counts[str] = Counts()
@@ -100,6 +105,14 @@ class Tally:
         return lineup
 
     # -- what is counted
+
+    def step(self, name: str) -> Counter:
+        """Of the answers that this step of a decider decided. There are as many names as the deciders it had have steps."""
+        found = self.decided.get(name)
+        if found is None:
+            with self._lock:
+                found = self.decided.setdefault(name, Counter())
+        return found
 
     def default(self, kind: str) -> None:
         with self._lock:
@@ -171,7 +184,10 @@ class Tally:
         extra = sum(row["observer"]["asked"] for row in models.values() if "observer" in row)
         tasks = sum(row["used"] + sum(row["missing"].values()) for row in models.values())
         return {
+            "since_us": self.since_us,
             "queries": self.asked.value,
+            "duration_us": duration(self.duration.snapshot()),
+            "decided_by": {name or "nobody": counter.value for name, counter in sorted(self.decided.items())},
             "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
             "models": models,
             "agreement": pairs,
@@ -184,6 +200,8 @@ class Tally:
         row: dict[str, Any] = {
             "role": role.kind,
             "used": counts.used.value,
+            "wins": counts.wins.value,
+            **_ends(counts),
             "missing": dict(counts.missing),
             "agreement": counts.agreement.stats(),
             "feedback": counts.feedback.stats(),
@@ -196,13 +214,17 @@ class Tally:
 class Lineup:
     """An application's models as its queries ask them now. Threads: any."""
 
-    __slots__ = ("_all", "_used", "_watches", "cast", "tally")
+    __slots__ = ("_all", "_decided", "_took", "_unused", "_used", "_watches", "_wins", "cast", "tally")
 
     def __init__(self, tally: Tally, models: Sequence[VersionedModel], cast: Cast | None) -> None:
         self.tally, self.cast = tally, cast
         counts = {model: tally.of(model) for model in models}
         self._used = {model: one.used.add for model, one in counts.items()}
         self._all = tuple(self._used.values())
+        self._wins = {model: one.wins.add for model, one in counts.items()}
+        self._unused = {model: one.unused.add for model, one in counts.items()}
+        self._decided: dict[str, Callable[[], None]] = {}
+        self._took = tally.duration.record
         self._watches = {model: one.watch for model, one in counts.items()}
 
     def watch(
@@ -219,10 +241,16 @@ class Lineup:
 
     def count(
         self, future: Future, models: Sequence[VersionedModel], arrived: Mapping[VersionedModel, Prediction], combined: Combined,
-        reason: str, late: Late, missing: Collection[VersionedModel],
+        reason: str, late: Late, missing: Collection[VersionedModel], decided_by: str,
     ) -> None:  # fmt: skip
-        """One answer, on the thread that asked for it. models: asked, task by task."""
+        """One answer, on the thread that asked for it. models: asked, task by task.  decided_by: its step, "" for none."""
         tally = self.tally
+        self._took(future.latency_us)
+        try:
+            self._decided[decided_by]()
+        except KeyError:
+            self._decided[decided_by] = tally.step(decided_by).add
+            self._decided[decided_by]()
         used = combined.used
         if reason:
             tally.default(_kind_of(future, arrived, used))
@@ -234,6 +262,12 @@ class Lineup:
         else:
             for model in used:
                 self._used[model]()
+        if len(used) == 1 and not reason:
+            self._wins[used[0]]()
+        if len(arrived) > len(used):
+            for model in arrived:
+                if model not in used:
+                    self._unused[model]()
         if missing:
             self._count_missing(future, models, missing)
         if len(arrived) > 1:
@@ -248,6 +282,27 @@ class Lineup:
                 self.tally.missing(model, status)
                 if status in _OVERLOAD:
                     self.tally.watched.overloaded()
+
+
+_LATE = frozenset(status.name.lower() for status in (Status.PENDING, Status.OK, Status.DEADLINE, Status.DROPPED, Status.UNNEEDED))
+
+
+def _ends(counts: _OfModel) -> dict[str, int]:
+    """How its tasks ended, as the answers saw it."""
+    late = sum(n for status, n in counts.missing.items() if status in _LATE)
+    return {
+        "in_time": counts.used.value + counts.unused.value, "late": late, "failed": sum(counts.missing.values()) - late,
+    }  # fmt: skip
+
+
+def duration(took: Snapshot) -> dict[str, float | None]:
+    """Microseconds; None while there are none. min and max are the ends of their buckets: at most 12.5 % beyond."""
+    if not took.count:
+        return {"count": 0, "min": None, "mean": None, "p50": None, "p99": None, "max": None}
+    return {
+        "count": took.count, "min": took.buckets()[0][0], "mean": took.mean, "p50": took.quantile(0.5),
+        "p99": took.quantile(0.99), "max": took.max,
+    }  # fmt: skip
 
 
 def _kind_of(future: Future, arrived: Mapping[VersionedModel, Prediction], used: Sequence[VersionedModel]) -> str:

@@ -66,7 +66,8 @@ def test_a_container_is_welcomed_attached_and_gone(node):
     conn, kind, payload = node.greet(replica=3, pid=77)
     assert kind is wire.Kind.WELCOME
     welcome = {
-        "conn": conn, "heartbeat_ms": 500, "payload_bytes_max": 1 << 20, "accuracy": True, "crc": False, "shared": False,
+        "conn": conn, "heartbeat_ms": 500, "payload_bytes_max": 1 << 20, "accuracy": True, "qualifiers": True,
+        "crc": False, "shared": False,
     }  # fmt: skip
     assert msgpack.unpackb(payload) == welcome
     assert node.containers.wait_for(M, 1, 20)

@@ -37,6 +37,9 @@ class Ended:
     def confidence(self, i=0):
         return self.tasks[i][2]
 
+    def heard(self, i=0):
+        return self.tasks[i][1:3]
+
     def detail(self, i=0):
         return self.tasks[i][3]
 

@@ -230,6 +230,9 @@ class Ruled:
     def confidence(self, i: int = 0) -> None:
         return None
 
+    def heard(self, i: int = 0) -> tuple[Any, None]:
+        return self.output(i), None
+
     def detail(self, i: int = 0) -> str:
         return "ValueError: boom"
 

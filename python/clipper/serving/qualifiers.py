@@ -1,0 +1,29 @@
+"""What models say beside their outputs: opened, for deciders and answers. The wire has it as msgpack (docs/wire.md)."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from clipper.selection import Prediction
+from clipper.types import Qualifiers, VersionedModel
+from clipper_core.future import Future
+
+_DECODER: "msgspec.msgpack.Decoder[Qualifiers]" = msgspec.msgpack.Decoder(Qualifiers)
+
+
+def prediction_of(future: Future, i: int) -> Prediction:
+    """Of task `i`, which ended OK."""
+    said = future.heard(i)
+    return Prediction(*said) if len(said) == 2 else Prediction(said[0], said[1], opened(said[2]))
+
+
+def opened(text: bytes) -> Qualifiers:
+    """{} for what is no map of names to strings, numbers and flags: an output is not lost for what was said beside it."""
+    try:
+        return _DECODER.decode(text)
+    except msgspec.MsgspecError:
+        return {}
+
+
+def said_beside(arrived: Mapping[VersionedModel, Prediction]) -> dict[VersionedModel, Qualifiers]:
+    return {model: prediction.qualifiers for model, prediction in arrived.items() if prediction.qualifiers}
