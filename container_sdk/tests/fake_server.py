@@ -21,6 +21,7 @@ import numpy as np
 HEADER = struct.Struct("<4sBBBBHHIQ4IQQI")
 HELLO, WELCOME, REFUSE, PREDICT, REPLY, FAILURE, HEARTBEAT, GOODBYE = range(1, 9)
 VARIABLE, CONFIDENCE, ROW_STATUS, COMPRESSED, CHECKED = 1, 2, 4, 8, 16
+QUALIFIERS = 128
 NUMBERS = {"?": 1, "u1": 2, "i1": 3, "u2": 4, "i2": 5, "u4": 6, "i4": 7, "u8": 8, "i8": 9, "f2": 10, "f4": 11, "f8": 12}
 TYPES = {number: np.dtype(name) for name, number in NUMBERS.items()}
 STR, BYTES = 13, 14
@@ -68,6 +69,10 @@ class Frame:
             found["rows"] = np.frombuffer(take(size), kind).reshape(self.rows, *self.dims)
         if self.flags & CONFIDENCE:
             found["confidence"] = np.frombuffer(take(4 * self.rows), "<f4")
+        if self.flags & QUALIFIERS:
+            sizes = np.frombuffer(take(4 * self.rows), "<u4").tolist()
+            said = take(sum(sizes))
+            found["qualifiers"] = [said[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(self.rows)]
         if self.flags & ROW_STATUS:
             found["status"] = list(take(self.rows))
             found["text"] = self.payload[at:].decode()

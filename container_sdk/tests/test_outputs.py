@@ -11,7 +11,7 @@ from clipper_container import Scored
 from clipper_container.evaluate import Evaluator, ModelFailed, user_traceback
 from clipper_container.model import FunctionModel, as_model
 from clipper_container.outputs import BadOutput, WrongCount, to_rows
-from clipper_container.wire import DTYPE_OF, DType, Kind, encode_rows, open_rows, row_values
+from clipper_container.wire import DTYPE_OF, DType, Kind, encode_rows, open_rows, row_values, unpack_map
 
 
 def back(rows):
@@ -259,3 +259,71 @@ def test_estimators_send_labels_and_confidence():
         assert not isinstance(as_model(estimator, confidence=False).predict_batch(x), Scored)
     plain = as_model(LinearSVC().fit(x, y)).predict_batch(x)
     assert to_rows(plain, len(x), "m").dtype == DType.I64
+
+
+# -- qualifiers
+
+
+def said(rows):
+    """What was said beside each row, over the wire and back."""
+    header, pieces = encode_rows(Kind.REPLY, rows)
+    opened = open_rows(header, np.frombuffer(b"".join(bytes(piece) for piece in pieces), np.uint8))
+    return None if opened.qualifiers is None else [unpack_map(each) if each else {} for each in opened.qualifiers]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+maps = st.dictionaries(texts, st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False)), max_size=4)
+
+
+@given(st.lists(st.one_of(st.none(), maps), min_size=1, max_size=5), st.booleans())
+def test_qualifiers_come_back(qualifiers, sure):
+    confidence = [0.5] * len(qualifiers) if sure else None
+    rows = to_rows(Scored(["x"] * len(qualifiers), confidence, qualifiers), len(qualifiers), "m")
+    assert said(rows) == ([each or {} for each in qualifiers] if any(qualifiers) else None)
+    assert (rows.confidence is not None) == sure
+    assert back(rows) == ["x"] * len(qualifiers)
+
+
+def test_numbers_of_numpy_are_numbers():
+    rows = to_rows(Scored([1], qualifiers=[{"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True)}]), 1, "m")
+    assert said(rows) == [{"a": 0.5, "b": 3, "c": True}]
+
+
+@pytest.mark.parametrize(
+    ("qualifiers", "part"),
+    [
+        ([{}], "got a batch of 2 and returned as qualifiers 1 of them"),
+        ({"a": 1}, "qualifiers a dict; return a list"),
+        ([{}, 7], "qualifiers of row 1 a int; return a dict"),
+        ([{}, {"a": None}], "row 1 the qualifier 'a' = None"),
+        ([{"a": [1]}, {}], "row 0 the qualifier 'a' = \\[1\\]"),
+        ([{1: "a"}, {}], "row 0 the qualifier 1 = 'a'"),
+        ([{"a": 2**64}, {}], "row 0 cannot be sent"),
+        ([{"a": "\ud800"}, {}], "row 0 cannot be sent"),
+        ([{}, {"a": "x" * 1024}], "row 1 qualifiers of 1030 bytes; at most 1024"),
+    ],
+)
+def test_qualifiers_that_are_none(qualifiers, part):
+    with pytest.raises(BadOutput, match=part):
+        to_rows(Scored([1, 2], qualifiers=qualifiers), 2, "m")
+
+
+def test_qualifiers_stay_with_their_rows_whatever_way_a_batch_takes():
+    def picky(inputs):
+        if (inputs < 0).any():
+            raise ValueError("negative")
+        return Scored(inputs, qualifiers=[{"x": float(x)} if x else None for x in inputs])
+
+    inputs = np.array([1.0, -1.0, 0.0, 2.0])
+    rows, _ = Evaluator(FunctionModel(picky), "m", retry_singly=True).run(inputs, 4)
+    assert rows.status.tolist() == [0, 1, 0, 0]
+    assert said(rows) == [{"x": 1.0}, {}, {}, {"x": 2.0}]
+    rows, _ = Evaluator(FunctionModel(picky), "m", pad=4).run(inputs[2:], 2)
+    assert said(rows) == [{}, {"x": 2.0}]
+
+    def single(row):
+        return Scored(row, 0.5, {"x": float(row)}) if row else float(row)
+
+    rows, _ = Evaluator(FunctionModel(single), "m", row_by_row=True).run(inputs[2:], 2)
+    assert said(rows) == [{}, {"x": 2.0}]
+    assert rows.confidence.tolist() == [0.0, 0.5]

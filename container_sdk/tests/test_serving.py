@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import fake_server as fake
 import lz4.block
+import msgpack
 import numpy as np
 import pytest
 
@@ -56,6 +57,9 @@ class Kept(Model):
         self.kept.append(inputs)
         return Scored([float(x[0, 0]) for x in self.kept[-1:]] * len(inputs) if len(self.kept) == 1 else
                       [float(self.kept[0][0, 0])] * len(inputs), np.full(len(inputs), 0.5))
+
+def qualified(inputs):
+    return Scored(inputs[:, 0], qualifiers=[{"kind": "big", "x": 2.5} if x > 1 else None for x in inputs[:, 0]])
 
 def wide(inputs):
     return np.zeros((len(inputs), 1 << 20))
@@ -209,6 +213,17 @@ def test_a_kept_input_is_never_overwritten(tmp_path, code):
             assert reply.flags == fake.CONFIDENCE
             assert reply.parts()["rows"].tolist() == [3.0, 3.0]
             assert reply.parts()["confidence"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_qualifiers_go_to_a_server_that_knows_them(tmp_path, code, known):
+    with serving(tmp_path, code, "models:qualified", welcome={"qualifiers": True} if known else {}) as peer:
+        reply = peer.ask(fake.fixed(np.array([[1.0], [2.0]])))
+        assert reply.flags == (fake.QUALIFIERS if known else 0)
+        parts = reply.parts()
+        assert parts.pop("rows").tolist() == [1.0, 2.0]
+        assert parts == ({"qualifiers": [b"", msgpack.packb({"kind": "big", "x": 2.5})]} if known else {})
+        assert peer.ask(fake.fixed(np.ones((2, 1)))).flags == 0, "nothing is said of any row"
 
 
 def test_a_model_that_raises_fails_its_batch_with_its_own_traceback(tmp_path, code):

@@ -13,6 +13,7 @@ import clipper
 from clipper.frontend.http import Connection, Service
 from clipper.frontend.messages import Outcome, Request
 from clipper.http_settings import HttpSettings
+from clipper_container.model import Scored
 
 QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
 PATIENCE_S = 10.0
@@ -47,12 +48,18 @@ def total(rows: Any) -> Any:
     return np.asarray(rows).sum(axis=1)
 
 
+def beside(rows: Any) -> Any:
+    return Scored(total(rows), qualifiers=[{"quality": 3, "note": "fine"}] * len(rows))
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[clipper.ClipperServer]:
     with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", **QUICK) as started:
         started._learning.states.start_writing()  # its thread stays
         started.deploy("sum", total, input="f64[3]")
+        started.deploy("beside", beside, input="f64[3]")
         started.app("total", models=["sum"], slo_ms=5000)
+        started.app("beside", models=["beside"], slo_ms=5000)
         started.app("learns", models=["sum"], slo_ms=5000, policy="stacking")
         warm_workers(started)
         yield started

@@ -95,3 +95,72 @@ def test_a_token_is_asked_for() -> None:
             reply = ask(address, "GET", "/admin/stats", None, given)
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
         assert ask(address, "GET", "/admin/stats", None, {"Authorization": "Bearer secret"}).status == 200
+
+
+def test_a_speculative_server_is_made_changed_watched_and_removed(manage: Ask, query: Ask) -> None:
+    body = {
+        "models": ["sum", "beside"], "slo_ms": 5000, "default": -1, "decider": "first within 2000 ms, else all", "policy": "stacking",
+        "roles": {"beside": "shadow"}, "coverage": 0.9, "missing": "skip",
+    }  # fmt: skip
+    made = manage("PUT", "/admin/applications/wine", body)
+    assert made.status == 201, made.json
+    assert {key: made.json[key] for key in body} == body
+    headers = {"X-Request-Id": "r-17"}
+    for i in range(8):
+        reply = query("POST", "/api/wine/predict", {"input": [i, 2, 3]}, headers)
+        assert (reply.status, reply.headers["x-request-id"]) == (200, "r-17")
+    stats = manage("GET", "/admin/applications/wine/stats").json
+    assert (stats["decider"], stats["policy"], stats["slo_ms"]) == (body["decider"], "stacking", 5000)
+    assert (stats["queries"], stats["decided_by"], stats["duration_us"]["count"]) == (8, {"first": 8}, 8)
+    assert set(stats["models"]["sum:1"]) >= {"used", "wins", "in_time", "late", "failed"}
+    assert manage("PATCH", "/admin/applications/wine", {"decider": "all", "roles": {}}).json["decider"] == "all"
+    assert query("POST", "/api/wine/predict", {"input": [1, 2, 3]}).json["output"] == 6
+    assert manage("GET", "/admin/applications/wine/stats").json["decider"] == "all"
+    assert manage("DELETE", "/admin/applications/wine").status == 204
+    for path in ("/admin/applications/wine/stats", "/admin/applications/wine"):
+        assert manage("GET", path).status == 404
+    refused = query("POST", "/api/wine/feedback", {"id": "x", "label": 6})
+    assert (refused.status, refused.json["type"]) == (404, "urn:clipper:error:application-not-found")
+
+
+def test_statistics_of_a_model(manage: Ask, query: Ask) -> None:
+    query("POST", "/api/total/predict", {"input": [1, 2, 4]})
+    for name in ("sum", "sum:1"):
+        stats = manage("GET", f"/admin/models/{name}/stats").json
+        assert stats["has"] == 1
+        assert stats["since_us"] > 0
+        assert stats["duration_us"]["count"] == stats["latency_us"]["count"] > 0
+    assert manage("GET", "/admin/models/sun/stats").status == 404
+    assert manage("GET", "/admin/models/sum:7/stats").status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"decider": "fist"}, "did you mean 'first'?"), ({"decider": 7}, "decider"), ({"decider": "floor(nobody)"}, "nobody"),
+        ({"roles": {"nobody": "shadow"}}, "nobody"), ({"roles": {"sum": "shdow"}}, "shadow"), ({"roles": ["sum"]}, "roles"),
+        ({"coverage": 0.9}, "does not learn"), ({"coverage": "wide"}, "coverage"), ({"missing": "median"}, "missing"),
+        ({"policy": "nobody.such:Class"}, "no module"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_leave_the_application_as_it_was(
+    server: clipper.ClipperServer, manage: Ask, body: Any, part: str
+) -> None:
+    before = manage("GET", "/admin/applications/total").json
+    reply = manage("PATCH", "/admin/applications/total", body)
+    assert reply.status == 400, reply.json
+    assert part in reply.json["error"] + reply.json.get("hint", "")
+    assert manage("GET", "/admin/applications/total").json == before
+    settings = {key: value for key, value in body.items() if key not in ("coverage", "decider") or isinstance(value, str | float)}
+    if settings and not any(isinstance(value, list) for value in settings.values()):
+        with pytest.raises(clipper.ClipperError) as said:
+            server.app("total", **settings)
+        assert said.value.message in reply.json["error"] or "`" in reply.json["error"], "the same words in Python"
+
+
+def test_what_models_say_beside_their_outputs_is_in_the_answer(query: Ask) -> None:
+    reply = query("POST", "/api/beside/predict", {"input": [1, 2, 3]}).json
+    assert reply["qualifiers"] == {"beside:1": {"quality": 3, "note": "fine"}}
+    many = query("POST", "/api/beside/predict", {"inputs": [[1, 2, 3], [4, 5, 6]]}).json
+    assert [each["qualifiers"]["beside:1"]["quality"] for each in many["predictions"]] == [3, 3]
+    assert "qualifiers" not in query("POST", "/api/total/predict", {"input": [1, 2, 3]}).json

@@ -160,3 +160,28 @@ class Hangs:
             self.hung.set()
             self.released.wait(60)
         return AnswerFrom(tuple(view.arrived)[:1]) if view.arrived else Wait()
+
+
+class GoodEnough:
+    """A decider: the first model that says of its output that its quality is at least `quality`."""
+
+    def __init__(self, quality: float = 3) -> None:
+        self.quality = quality
+
+    def decide(self, view: View) -> Wait | AnswerFrom:
+        for model, prediction in view.arrived.items():
+            said = prediction.qualifiers.get("quality", 0)
+            if isinstance(said, int | float) and said >= self.quality:
+                return AnswerFrom((model,))
+        return Wait()
+
+
+class BestQuality:
+    """A policy: everybody is asked, and the output of the best quality is the answer."""
+
+    def select(self, state: Any, query: Query, candidates: Sequence[VersionedModel]) -> Plan:
+        return Plan(tuple(candidates))
+
+    def combine(self, state: Any, arrived: Predictions, missing: Sequence[VersionedModel]) -> Combined:
+        best = max(arrived, key=lambda model: arrived[model].qualifiers.get("quality", 0))
+        return Combined(arrived[best].output, 1.0, (best,))

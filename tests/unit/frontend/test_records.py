@@ -74,6 +74,8 @@ def test_an_answer_has_what_its_record_brought() -> None:
         "models": "", "missing": "svm:3", "latency_us": 17, "prediction": "node-1", "q.a": b"\xff",
     }  # fmt: skip
     assert flat(answer_fields(Answer(4, models=(svm, svm)), record_of(raw(input="1")), "9-0"))["models"] == "svm:3,svm:3"
+    qualified = Answer(4, qualifiers={svm: {"quality": 3}})
+    assert flat(answer_fields(qualified, record, "9-0"))["qualifiers"] == b'{"svm:3":{"quality":3}}'
 
 
 def test_context_is_another_name_of_user() -> None:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.selection import Observation, Plan, Prediction, Truth
+from clipper.selection import Combined, Observation, Plan, Prediction, Truth
 from clipper.selection.lessons import Rows, column_of
+from clipper.selection.policy import NOTHING
 from clipper.serving.roles import Cast, Role
 from clipper.serving.tally import Tally, closeness
 from clipper.types import VersionedModel
+from clipper_core.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 
@@ -136,3 +138,45 @@ def test_counts_outlive_a_change_and_models_that_go_are_forgotten():
     assert tally.means.of(A) is None
     first.tally.told(observation({A: 1}, label=1, answer=1))  # a straggler of before
     assert set(tally.stats(second)["models"]) == {"b:1", "c:1"}
+
+
+class Ended:
+    """What Lineup.count reads of a future: how long it took, and how tasks ended."""
+
+    def __init__(self, latency_us, *statuses):
+        self.latency_us, self.statuses = latency_us, statuses
+
+    def status(self, i=0):
+        return self.statuses[i]
+
+
+def test_durations_steps_wins_and_how_tasks_ended():
+    tally = Tally()
+    lineup = tally.lineup((A, B), None)
+    one = {A: Prediction(1)}
+    both = {A: Prediction(1), B: Prediction(2)}
+    alone, together = Combined(1, 1.0, (A,)), Combined(1, 1.0, (A, B))
+    for i in range(10):
+        lineup.count(Ended(100 + i, Status.OK, Status.OK), (A, B), both, alone, "", (), (), "first")
+    lineup.count(Ended(5000, Status.OK, Status.PENDING), (A, B), one, alone, "", (), (B,), "floor(a)")
+    lineup.count(Ended(5000, Status.OK, Status.MODEL_ERROR), (A, B), one, alone, "unsure", (), (B,), "first")
+    lineup.count(Ended(0, Status.OK, Status.OK), (A, B), both, together, "", (), (), "majority")
+    lineup.count(Ended(70, Status.DEADLINE, Status.FULL), (A, B), {}, NOTHING, "late", (), (A, B), "")
+    stats = tally.stats(lineup)
+    assert stats["decided_by"] == {"first": 11, "floor(a)": 1, "majority": 1, "nobody": 1}
+    took = stats["duration_us"]
+    assert (took["count"], took["min"]) == (14, 0)
+    assert took["mean"] == pytest.approx((sum(range(100, 110)) + 10_070) / 14)
+    assert 100 <= took["p50"] <= 120
+    assert 5000 <= took["p99"] <= took["max"] <= 5625
+    a, b = stats["models"]["a:1"], stats["models"]["b:1"]
+    assert (a["used"], a["wins"], a["in_time"], a["late"], a["failed"]) == (13, 11, 13, 1, 0)
+    assert (b["used"], b["wins"], b["in_time"], b["late"], b["failed"]) == (1, 0, 11, 1, 2)
+
+
+def test_before_the_first_answer():
+    tally = Tally()
+    stats = tally.stats(tally.lineup((A,), None))
+    assert stats["duration_us"] == {"count": 0, "min": None, "mean": None, "p50": None, "p99": None, "max": None}
+    assert stats["decided_by"] == {}
+    assert stats["since_us"] > 1_500_000_000_000_000
