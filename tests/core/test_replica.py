@@ -259,3 +259,78 @@ def test_only_strings_are_compressed(new_world: Any) -> None:
 def test_no_such_compression() -> None:
     with pytest.raises(type(error_for(Status.BAD_INPUT, "")), match="auto, none, full, not 'zip'"):
         Engine(compression="zip")
+
+
+# -- qualifiers: opaque bytes beside outputs
+
+SAID = [b"\x81\xa1q\x03", b"", b"x" * 1024]
+OUTPUTS = {
+    "scalar": np.array([10.0, 20.0, 30.0]), "vector": np.arange(6, dtype="f4").reshape(3, 2), "str": ["a", "", "ccc"],
+    "variable": [np.arange(2.0), np.zeros(0), np.ones(5)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("confidence", [None, [0.5, 0.25, 1.0]], ids=["bare", "sure"])
+@pytest.mark.parametrize("outputs", OUTPUTS.values(), ids=OUTPUTS)
+def test_qualifiers_come_with_their_rows_and_from_the_cache(world: World, outputs: Any, confidence: Any) -> None:
+    model = world.model()
+    container = world.container(model)
+    futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
+    assert container.send(reply_of(container, outputs, qualifiers=SAID, confidence=confidence))
+    again = [model.predict(value, 100) for value in (1.0, 2.0, 3.0)]
+    for i, future in enumerate(futures):
+        for each in (future, again[i]):
+            heard = each.heard()
+            np.testing.assert_array_equal(heard[0], outputs[i])
+            assert heard[1] == (None if confidence is None else confidence[i])
+            assert heard[2:] == ((SAID[i],) if SAID[i] else ())
+            assert heard[1] == each.confidence()
+
+
+def test_qualifiers_beside_rows_that_failed(world: World) -> None:
+    model = world.model()
+    container = world.container(model)
+    futures = in_flight(world, model, container, [1.0, 2.0, 3.0])
+    assert container.send(reply_of(container, np.zeros(3), qualifiers=[b"a", b"bb", b"ccc"], status=[0, 1, 0], text="no"))
+    assert [future.heard() for future in futures] == [(0.0, None, b"a"), (None, None), (0.0, None, b"ccc")]
+
+
+def test_qualifiers_beside_an_array_lose_nothing(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model)
+    future = model.predict_many(np.arange(5.0))
+    world.step()
+    container.read()
+    container.reply(qualifiers=[b"x"] * 5)
+    assert future.result().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert future.heard(3) == (3.0, None, b"x")
+
+
+def test_qualifiers_too_large_end_the_rows_and_not_the_connection(world: World) -> None:
+    model = world.model(cached=False)
+    container = world.container(model)
+    (future,) = in_flight(world, model, container, [1.0])
+    assert container.send(reply_of(container, np.zeros(1), qualifiers=[b"x" * 1025]))
+    assert future.status() == Status.TOO_LARGE
+    assert "qualifiers" in future.detail()
+    container.inbox.clear()
+    (future,) = in_flight(world, model, container, [2.0])
+    container.reply()
+    assert future.result() == 2.0
+
+
+def test_the_cache_pays_for_qualifiers(new_world: Any) -> None:
+    """Outputs of 8 bytes that bring 1 KiB each: the cache of 64 KiB holds few of them, and stays within its bounds."""
+    held = []
+    for size in (0, 1024):
+        world = new_world(cache_bytes_max=1 << 16)
+        model = world.model()
+        container = world.container(model)
+        for first in range(0, 512, 64):
+            futures = in_flight(world, model, container, [float(first + i) for i in range(64)])
+            container.reply(qualifiers=[b"x" * size] * 64, confidence=[0.5] * 64)
+            assert all(future.done() for future in futures)
+        cache = world.engine.snapshot()["cache"]
+        assert cache["bytes"] <= 1 << 16
+        held.append(cache["entries"])
+    assert held[1] < 64 < held[0]
