@@ -327,7 +327,7 @@ cdef class Future:
         return value_confidence(&value)
 
     def heard(self, u32 i=0):
-        """What task `i` brought: (output, confidence), each None without one; and a third, bytes, if the model said more beside it."""
+        """What task `i` brought: (output, confidence), each None without one; and a third, bytes, if the model said more."""
         cdef Value value
         self._check(i)
         if self._state(i) != OK:

@@ -1,5 +1,5 @@
 # One prediction as the core moves it: 16 bytes by value. A scalar without confidence is the word itself; anything else
-# (vector, string, bytes, or any output with a confidence or qualifiers, or the text of an error) is a blob that the word points to.
+# (vector, string, bytes, any output with a confidence or qualifiers, or the text of an error) is a blob that the word points to.
 from libc.stdlib cimport malloc, free
 from clipper_core.machine cimport atomic, u8, u16, u32, u64, acq_rel, relaxed
 

@@ -386,7 +386,8 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
         return status
     batch = _take_oldest(r, slo_us, now_us, True)
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
-        _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output larger than output_bytes_max, or qualifiers beyond 1 KiB", now_us)
+        _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
+                   now_us)
     elif rows.n != batch.n:
         _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another number of outputs than the batch has inputs", now_us)
     elif not _is_declared(spec, header):
@@ -418,7 +419,8 @@ cdef void _end_rows(Replica* r, Lanes* lanes, const Header* header, Batch* batch
     cdef u64 at = 0
     cdef Value why
     cdef const u8* beside = rows.qualifiers
-    cdef bint words = header.rank == 0 and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS) and batch.keys == NULL
+    cdef bint words = (header.rank == 0 and not header.flags & (VARIABLE | CONFIDENCE | QUALIFIERS | ROW_STATUS)
+                       and batch.keys == NULL)
     if rows.status != NULL:
         output_text(<const char*> rows.text, rows.text_bytes, &why)
     note(&r.tally.evaluated, batch.n)

@@ -161,33 +161,25 @@ def test_it_is_changed_under_load_and_nothing_is_lost(server: Any, one: Any, two
     assert sum(counted["decided_by"].values()) == sum(asked)
 
 
-def test_what_is_declared_in_a_file_can_be_removed(tmp_path: Path) -> None:
+def test_what_is_declared_in_a_file_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models.py").write_text("def same(xs):\n    return xs\n")
     (tmp_path / "clipper.toml").write_text(
         '[models.same]\ntarget = "models:same"\ninput = "f64"\n'
-        '[apps.a]\nmodels = ["same"]\ndecider = "first within 50 ms, else all"\nslo_ms = 5000\ncoverage = 0.8\npolicy = "stacking"\nmissing = "skip"\n'
-        'roles = ["same = primary", "saw = decoy"]\n'
+        '[apps.a]\nmodels = ["same"]\ndecider = "first within 50 ms, else all"\nslo_ms = 5000\ncoverage = 0.8\n'
+        'policy = "stacking"\nmissing = "skip"\nroles = ["same = primary", "saw = decoy"]\n'
     )
-    import os
-    import sys
-
-    before, sys.path[:] = list(sys.path), [str(tmp_path), *sys.path]
-    where = os.getcwd()
-    os.chdir(tmp_path)
-    try:
-        with clipper.start("clipper.toml") as server:
-            record = server.catalog.application("a")
-            assert (record.decider, record.coverage, record.missing) == ("first within 50 ms, else all", 0.8, "skip")
-            assert record.roles == {"same": "primary", "saw": "decoy"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with clipper.start("clipper.toml") as server:
+        record = server.catalog.application("a")
+        assert (record.decider, record.coverage, record.missing) == ("first within 50 ms, else all", 0.8, "skip")
+        assert record.roles == {"same": "primary", "saw": "decoy"}
+        server.remove_app("a")
+        assert server.catalog.applications() == []
+        with pytest.raises(UnknownApplication):
             server.remove_app("a")
-            assert server.catalog.applications() == []
-            with pytest.raises(UnknownApplication):
-                server.remove_app("a")
-        with pytest.raises(ShuttingDown):
-            server.remove_app("a")
-    finally:
-        os.chdir(where)
-        sys.path[:] = before
+    with pytest.raises(ShuttingDown):
+        server.remove_app("a")
 
 
 # -- ids

@@ -99,8 +99,8 @@ def test_a_token_is_asked_for() -> None:
 
 def test_a_speculative_server_is_made_changed_watched_and_removed(manage: Ask, query: Ask) -> None:
     body = {
-        "models": ["sum", "beside"], "slo_ms": 5000, "default": -1, "decider": "first within 2000 ms, else all", "policy": "stacking",
-        "roles": {"beside": "shadow"}, "coverage": 0.9, "missing": "skip",
+        "models": ["sum", "beside"], "slo_ms": 5000, "default": -1, "decider": "first within 2000 ms, else all",
+        "policy": "stacking", "roles": {"beside": "shadow"}, "coverage": 0.9, "missing": "skip",
     }  # fmt: skip
     made = manage("PUT", "/admin/applications/wine", body)
     assert made.status == 201, made.json

@@ -136,8 +136,12 @@ def test_a_query_that_could_not_be_started_ends_a_wait_too():
         may_fail.wait(PATIENCE_S)
         raise InvalidInput("no")
 
+    def start():
+        with pytest.raises(InvalidInput):
+            collector.start("wine", 1)
+
     collector = Collector(fail, 1)
-    starter = threading.Thread(target=lambda: pytest.raises(InvalidInput, collector.start, "wine", 1))
+    starter = threading.Thread(target=start)
     starter.start()
     assert inside.wait(PATIENCE_S)
     collector.close()
