@@ -42,12 +42,14 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "clock", "http_settings", "stream_settings"),
     ("config", "selection", "store", "metrics", "state_dir"),
+    ("catalog_view", "config_schema"),
     ("catalog",),
     ("serving",),
     ("mesh", "params", "deploy"),
-    ("frontend", "manage"),
+    ("frontend",),
+    ("manage",),
     ("server",),
-    ("demo", "doctor"),
+    ("demo", "doctor", "cli_manage"),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -13,6 +13,7 @@ from clipper import errors
 from clipper.config import Config
 from clipper.config import load as load_config
 from clipper.errors import ClipperError
+from clipper.manage.client import Client, connect
 from clipper.server import ClipperServer
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.dispatch import as_completed
@@ -36,6 +37,7 @@ __all__ = [
     "Answers",
     "Application",
     "ApplicationHandle",
+    "Client",
     "ClipperError",
     "ClipperServer",
     "Config",
@@ -45,6 +47,7 @@ __all__ = [
     "Similar",
     "VersionedModel",
     "as_completed",
+    "connect",
     "errors",
     "load_config",
     "progress",

@@ -1,12 +1,14 @@
 """What exists: models, their versions, and the applications that ask them, as typed records over the store.
 
 Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION` holds what may change
-of a model (replicas and their bound, retirement), `catalog/application/NAME` an application with its links. A retired
-version keeps its record: its number is never used again, so nothing cached under it can come back.
+of a model (replicas and their bound, retirement), `catalog/promoted/NAME` which version is the latest when that is not the one
+that came last, `catalog/application/NAME` an application with its links. A retired version keeps its record: its number is never
+used again, so nothing cached under it can come back.
 
 Every write reads the whole catalog, checks, and writes under the condition that nobody wrote since (`catalog/guard`
 carries that condition), so rules that span records, such as "an application's models take its inputs", hold whoever
-writes. Writes are few; reads are many and cost nothing: `view` is a snapshot in memory, swapped in one assignment.
+writes. The same transaction enters into the history who changed what (store/history.py). Writes are few; reads are many and
+cost nothing: `view` is a snapshot in memory, swapped in one assignment.
 A record that cannot be read is left out and named in `view.unreadable`; everything else goes on.
 """
 
@@ -15,83 +17,44 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import numpy as np
 
+from clipper.catalog_view import (
+    PREFIX,
+    Promoted,
+    View,
+    app_key,
+    checked,
+    encode,
+    model_key,
+    next_version,
+    promoted_key,
+    put_scale,
+    view_of,
+)
 from clipper.clock import wall_time_us
 from clipper.errors import (
     AlreadyExists,
-    ClipperError,
     InvalidInput,
     StillLinked,
     StoreConflict,
     StoreError,
     TypeConflict,
-    UnknownApplication,
     UnknownModel,
-    UnknownVersion,
 )
-from clipper.store import ABSENT, Compare, Delete, Op, Put, Record, Store
+from clipper.store import ABSENT, Compare, Delete, Op, Put, Store, history
 from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name, check_policy
 
-_PREFIX: Final = "catalog/"
-_GUARD: Final = _PREFIX + "guard"
+_GUARD: Final = PREFIX + "guard"
 _TRIES: Final = 1000
 _RETRY_S: Final = 0.5
 REPLICAS_MAX: Final = 1024
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-
-class _Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/1"):
-    replicas: int
-    retired_us: int = 0
-    replicas_max: int = 0
-
-
-class View(msgspec.Struct, frozen=True):
-    """The catalog at one revision. Threads: any; it never changes."""
-
-    revision: int
-    versions: Mapping[str, tuple[Model, ...]]  # by name; versions ascending, retired ones included
-    applications: Mapping[str, Application]
-    unreadable: Mapping[str, str]  # key -> why
-
-    def models(self) -> list[Model]:
-        """Every version that is not retired, by name and version."""
-        return [model for name in sorted(self.versions) for model in self.versions[name] if not model.retired_us]
-
-    def model(self, wanted: VersionedModel | str) -> Model:
-        """The version, or the latest when none is named. UnknownModel, UnknownVersion (also when retired)."""
-        wanted = _checked(VersionedModel.parse, wanted)
-        serving = [model for model in self.versions.get(wanted.name, ()) if not model.retired_us]
-        if not serving:
-            raise UnknownModel.named(wanted.name, {model.name for model in self.models()})
-        if wanted.version is None:
-            return serving[-1]
-        for model in serving:
-            if model.version == wanted.version:
-                return model
-        raise UnknownVersion.named(str(wanted), [str(model.id) for model in serving])
-
-    def application(self, name: str) -> Application:
-        try:
-            return self.applications[name]
-        except KeyError:
-            raise UnknownApplication.named(str(name), self.applications) from None
-
-    def linking(self, model: Model) -> list[Application]:
-        """The applications that ask this version, be it as the latest."""
-        return [app for app in self.applications.values() if any(self._is(link, model) for link in app.models)]
-
-    def _is(self, link: VersionedModel, model: Model) -> bool:
-        if link.version is not None:
-            return link == model.id
-        serving = [other.version for other in self.versions.get(link.name, ()) if not other.retired_us]
-        return link.name == model.name and max(serving, default=model.version) <= model.version
+__all__ = ["REPLICAS_MAX", "Catalog", "View", "plain"]
 
 
 class Catalog:
@@ -108,7 +71,7 @@ class Catalog:
         self._listeners: list[Callable[[View], None]] = []
         self._stamp: list[tuple[str, int]] = []
         self.view = View(-1, {}, {}, {})
-        self._watch = store.watch(_PREFIX) if follow else None
+        self._watch = store.watch(PREFIX) if follow else None
         self.refresh()
         self._follower = threading.Thread(target=self._follow, name="clipper-catalog", daemon=True) if follow else None
         if self._follower:
@@ -151,39 +114,43 @@ class Catalog:
     ) -> Model:
         """Register a version (None: one above the highest there ever was). AlreadyExists when it is taken; TypeConflict
         when an application follows the latest version of this name and has another input type."""
-        _checked(check_name, name, "model")
-        input = _checked(InputType.parse, input)
+        checked(check_name, name, "model")
+        input = checked(InputType.parse, input)
         if version is not None and not 1 <= version <= VERSION_MAX:
             raise InvalidInput(f"bad version {version!r} of model {name!r}: a version is a whole number from 1.")
         _check_replicas(name, replicas)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
-            chosen = _next_version(name, keys) if version is None else version
+            chosen = next_version(name, keys) if version is None else version
             model = Model(
                 name, chosen, input, output, replicas, batching or Batching(), cache, retry_singly, target, sha256,
                 self._wall_us(),
             )  # fmt: skip
-            if _model_key(model.id) in keys:
-                hint = f"Leave the version out to get {_next_version(name, keys)}."
+            if model_key(model.id) in keys:
+                hint = f"Leave the version out to get {next_version(name, keys)}."
                 raise AlreadyExists(f"model '{model.id}' exists already, and a version never changes.", hint=hint)
             for app in view.linking(model):
                 _check_types(app, model)
-            return [Put(_model_key(model.id), _encode(model)), _put_scale(model)], model
+            return [Put(model_key(model.id), encode(model)), put_scale(model)], model
 
-        return self._change(change)
+        return self._change("deploy", change)
 
-    def register(self, model: Model) -> Model:
-        """Register a version that is described in full, its creation time aside. AlreadyExists; TypeConflict, as above."""
+    def register(self, model: Model, *, promote: bool = True) -> Model:
+        """Register a version that is described in full, its creation time aside. AlreadyExists; TypeConflict, as above.
+        promote: it is the latest from now on."""
         stamped = msgspec.structs.replace(model, created_us=self._wall_us(), retired_us=0)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
-            if _model_key(stamped.id) in keys:
+            if model_key(stamped.id) in keys:
                 self.refuse_existing(stamped.id)
+            ops = [Put(model_key(stamped.id), encode(stamped)), put_scale(stamped)]
+            if not promote and any(not model.retired_us for model in view.versions.get(stamped.name, ())):
+                return [*ops, _put_promoted(view, view.model(stamped.name).id, stamped.version)], stamped
             for app in view.linking(stamped):
                 _check_types(app, stamped)
-            return [Put(_model_key(stamped.id), _encode(stamped)), _put_scale(stamped)], stamped
+            return ops, stamped
 
-        return self._change(change)
+        return self._change("deploy", change)
 
     def refuse_existing(self, model: VersionedModel) -> None:
         """AlreadyExists, for a version that is taken."""
@@ -199,9 +166,9 @@ class Catalog:
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             scaled = msgspec.structs.replace(view.model(model), replicas=replicas, replicas_max=replicas_max)
-            return [_put_scale(scaled)], scaled
+            return [put_scale(scaled)], scaled
 
-        return self._change(change)
+        return self._change("scale", change)
 
     def retire_model(self, model: VersionedModel | str, *, force: bool = False) -> Model:
         """Take a version (the latest, when none is named) out of service for good. StillLinked when an application
@@ -214,14 +181,35 @@ class Catalog:
             if broken and not force:
                 hint = "Unlink it first, or retire it by force."
                 raise StillLinked(f"model '{found.id}' is still linked to: {', '.join(sorted(broken))}.", hint=hint)
-            ops: list[Op] = [_put_scale(retired)]
+            ops: list[Op] = [put_scale(retired)]
             for name, links in broken.items():
                 app = view.applications[name]
                 kept = tuple(link for link in app.models if link not in links)
-                ops.append(Put(_app_key(name), _encode(msgspec.structs.replace(app, models=kept))))
+                ops.append(Put(app_key(name), encode(msgspec.structs.replace(app, models=kept))))
             return ops, retired
 
-        return self._change(change)
+        return self._change("retire", change)
+
+    def promote(self, model: VersionedModel | str, application: str | None = None) -> Model:
+        """Make a version the latest of its name, until another is deployed or promoted; with `application`, link that one to this
+        very version instead of others of its name. TypeConflict when an application takes other inputs."""
+        wanted = checked(VersionedModel.parse, model)
+        if wanted.version is None:
+            raise InvalidInput(f"promote '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'.")
+        if application is not None:
+            self._edit("promote", application, lambda app: _linking_only(app, wanted))
+            return self.view.model(wanted)
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
+            found = view.model(wanted)
+            if view.model(wanted.name) == found:
+                return [], found
+            for app in view.applications.values():
+                if VersionedModel(wanted.name) in app.models:
+                    _check_types(app, found)
+            return [_put_promoted(view, found.id)], found
+
+        return self._change("promote", change)
 
     # -- applications
 
@@ -242,21 +230,21 @@ class Catalog:
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
         TypeConflict when a model takes other inputs."""
-        links = tuple(_checked(VersionedModel.parse, model) for model in models)
+        links = tuple(checked(VersionedModel.parse, model) for model in models)
         app = Application(
-            _checked(check_name, name, "application"), links, slo_ms, plain(default),
-            ANY if input is None else _checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
+            checked(check_name, name, "application"), links, slo_ms, plain(default),
+            ANY if input is None else checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
             dict(roles or {}), missing, decider, coverage,
         )  # fmt: skip
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
-            if _app_key(name) in keys:
+            if app_key(name) in keys:
                 hint = "Update it, or unregister it first."
                 raise AlreadyExists(f"application {name!r} is registered already.", hint=hint)
-            checked = _check_application(view, app)
-            return [Put(_app_key(name), _encode(checked))], checked
+            sound = _check_application(view, app)
+            return [Put(app_key(name), encode(sound))], sound
 
-        return self._change(change)
+        return self._change("set", change)
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
         """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing, decider,
@@ -265,36 +253,37 @@ class Catalog:
         if unknown := sorted(set(changes) - set(known)):
             raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
         if "models" in changes:
-            changes["models"] = tuple(_checked(VersionedModel.parse, model) for model in changes["models"])
+            changes["models"] = tuple(checked(VersionedModel.parse, model) for model in changes["models"])
         if "input" in changes:
-            changes["input"] = _checked(InputType.parse, changes["input"])
+            changes["input"] = checked(InputType.parse, changes["input"])
         if "default" in changes:
             changes["default"] = plain(changes["default"])
         if "roles" in changes:
             changes["roles"] = dict(changes["roles"] or {})
-        return self._edit(name, lambda app: msgspec.structs.replace(app, **changes))
+        return self._edit("set", name, lambda app: msgspec.structs.replace(app, **changes))
 
     def unregister_application(self, name: str) -> None:
         """Delete an application; afterwards it is as if it had never been. UnknownApplication."""
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], None]:
-            if _app_key(name) not in keys:  # the record of one that is there may be unreadable
+            if app_key(name) not in keys:  # the record of one that is there may be unreadable
                 view.application(name)
-            return [Delete(_app_key(name))], None
+            return [Delete(app_key(name))], None
 
-        return self._change(change)
+        return self._change("remove", change)
 
     def link(self, application: str, model: VersionedModel | str) -> Application:
         """Ask one more model. Linking twice is linking once."""
-        wanted = _checked(VersionedModel.parse, model)
+        wanted = checked(VersionedModel.parse, model)
         return self._edit(
+            "link",
             application,
             lambda app: app if wanted in app.models else msgspec.structs.replace(app, models=(*app.models, wanted)),
         )
 
     def unlink(self, application: str, model: VersionedModel | str) -> Application:
         """Ask one model less. UnknownModel when it is not linked under this notation."""
-        wanted = _checked(VersionedModel.parse, model)
+        wanted = checked(VersionedModel.parse, model)
 
         def without(app: Application) -> Application:
             if wanted not in app.models:
@@ -302,28 +291,33 @@ class Catalog:
                 raise UnknownModel(f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}.")
             return msgspec.structs.replace(app, models=tuple(link for link in app.models if link != wanted))
 
-        return self._edit(application, without)
+        return self._edit("unlink", application, without)
 
-    def _edit(self, name: str, edit: Callable[[Application], Application]) -> Application:
+    def _edit(self, verb: str, name: str, edit: Callable[[Application], Application]) -> Application:
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
             old = view.application(name)
             new = _check_application(view, edit(old))
-            return ([Put(_app_key(name), _encode(new))] if new != old else []), new
+            return ([Put(app_key(name), encode(new))] if new != old else []), new
 
-        return self._change(change)
+        return self._change(verb, change)
 
     # -- the store below
 
-    def _change(self, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]) -> _T:
-        """Write what `change(view, keys)` asks for, unless somebody wrote since; then ask it again."""
+    def _change(self, verb: str, change: Callable[[View, frozenset[str]], tuple[Sequence[Op], _T]]) -> _T:
+        """Write what `change(view, keys)` asks for, and its entry of the history, unless somebody wrote since; then ask it
+        again."""
         for _ in range(_TRIES):
-            records, revision = self._store.range(_PREFIX)
-            keys = {record.key: record.revision for record in records}
-            ops, result = change(_view_of(records, revision), frozenset(keys))
+            records, revision = self._store.range(PREFIX)
+            known = {record.key: record for record in records}
+            ops, result = change(view_of(records, revision), frozenset(known))
             if not ops:
                 return result
-            unchanged = Compare(_GUARD, keys.get(_GUARD, ABSENT))
-            if self._store.txn((unchanged,), (*ops, Put(_GUARD, b""))).ok:
+            guard = known.get(_GUARD)
+            entry = history.enter(guard.version + 1 if guard else 1, self._wall_us(), verb, ops, known, PREFIX)
+            if entry is None:
+                return result
+            unchanged = Compare(_GUARD, guard.revision if guard else ABSENT)
+            if self._store.txn((unchanged,), (*ops, Put(_GUARD, b""), entry)).ok:
                 with contextlib.suppress(StoreError):  # the write is done; the follower looks again
                     self.refresh()
                 return result
@@ -332,9 +326,9 @@ class Catalog:
     def refresh(self) -> View:
         """Read the store now; afterwards `view` is at least as new as the store was when this was called."""
         with self._refreshing:
-            records, revision = self._store.range(_PREFIX)
+            records, revision = self._store.range(PREFIX)
             stamp = [(record.key, record.revision) for record in records]
-            self.view = view = _view_of(records, revision)
+            self.view = view = view_of(records, revision)
             for listener in tuple(self._listeners) if stamp != self._stamp else ():
                 try:
                     listener(view)
@@ -403,108 +397,24 @@ def plain(default: Any) -> Any:
     raise InvalidInput(f"a {type(default).__name__} cannot be an application's default.", hint=allowed)
 
 
-# -- records. JSON has no bytes, and no NaN: these are wrapped. What is plain stays plain.
-
-
-def _encode(record: Model | Application | _Scale) -> bytes:
-    if isinstance(record, Application):
-        record = msgspec.structs.replace(record, default=_wrap(record.default))
-    try:
-        return msgspec.json.encode(record)
-    except (ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"{record.__class__.__name__.lower()} cannot be recorded: {error}.") from None
-
-
-def _put_scale(model: Model) -> Put:
-    return Put(_scale_key(model.id), _encode(_Scale(model.replicas, model.retired_us, model.replicas_max)))
-
-
-def _wrap(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_wrap(item) for item in value]
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return value
-
-
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_unwrap(item) for item in value]
-    if isinstance(value, dict):
-        return bytes.fromhex(value["bytes"]) if "bytes" in value else float(value["float"])
-    return value
-
-
-def _view_of(records: Sequence[Record], revision: int) -> View:
-    models: dict[VersionedModel, Model] = {}
-    scales: dict[str, _Scale] = {}
-    apps: dict[str, Application] = {}
-    unreadable: dict[str, str] = {}
-    for record in records:
-        try:
-            kind = record.key.removeprefix(_PREFIX).partition("/")[0]
-            if kind == "model":
-                model = msgspec.json.decode(record.value, type=Model)
-                _same_key(record.key, _model_key(model.id))
-                models[model.id] = model
-            elif kind == "scale":
-                scales[record.key] = msgspec.json.decode(record.value, type=_Scale)
-            elif kind == "application":
-                app = msgspec.json.decode(record.value, type=Application)
-                _same_key(record.key, _app_key(app.name))
-                apps[app.name] = msgspec.structs.replace(app, default=_unwrap(app.default))
-        except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
-            unreadable[record.key] = str(error)
-    versions: dict[str, tuple[Model, ...]] = {}
-    for id_, model in sorted(models.items()):
-        scale = scales.get(_scale_key(id_))
-        if scale is None:  # it may be retired: who cannot tell must not serve it
-            unreadable.setdefault(_scale_key(id_), "the record is missing")
-            continue
-        scaled = msgspec.structs.replace(
-            model, replicas=scale.replicas, replicas_max=scale.replicas_max, retired_us=scale.retired_us
-        )
-        versions[id_.name] = (*versions.get(id_.name, ()), scaled)
-    return View(revision, MappingProxyType(versions), MappingProxyType(apps), MappingProxyType(unreadable))
-
-
-def _same_key(key: str, expected: str) -> None:
-    if key != expected:
-        raise ValueError(f"the record belongs to {expected!r}")
-
-
-def _model_key(id_: VersionedModel) -> str:
-    return f"{_PREFIX}model/{id_.name}/{id_.version}"
-
-
-def _scale_key(id_: VersionedModel) -> str:
-    return f"{_PREFIX}scale/{id_.name}/{id_.version}"
-
-
-def _app_key(name: str) -> str:
-    return f"{_PREFIX}application/{name}"
-
-
-def _next_version(name: str, keys: frozenset[str]) -> int:
-    """One above the highest version whose record is there, readable or not."""
-    prefix = f"{_PREFIX}model/{name}/"
-    versions = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    return max((int(version) for version in versions if version.isdecimal()), default=0) + 1
-
-
 # -- rules
 
 
-def _checked(parse: Callable[..., _T], *args: Any) -> _T:
-    """types.py refuses with ValueError; here that is InvalidInput."""
-    try:
-        return parse(*args)
-    except ClipperError:
-        raise
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
+def _put_promoted(view: View, id_: VersionedModel, upto: int = 0) -> Put:
+    version = id_.version or 0
+    highest = max(model.version for model in view.versions[id_.name])
+    return Put(promoted_key(id_.name), encode(Promoted(version, max(highest, upto))))
+
+
+def _linking_only(app: Application, wanted: VersionedModel) -> Application:
+    """The application with this version where it had others of the name; their roles go."""
+    mine = [link for link in app.models if link.name == wanted.name]
+    if not mine:
+        linked = ", ".join(map(str, app.models)) or "none"
+        raise UnknownModel(f"application {app.name!r} does not link {wanted.name!r}.", hint=f"Linked: {linked}.")
+    links = dict.fromkeys(wanted if link in mine else link for link in app.models)
+    roles = {name: role for name, role in app.roles.items() if name.partition(":")[0] != wanted.name}
+    return msgspec.structs.replace(app, models=tuple(links), roles=roles)
 
 
 def _check_replicas(name: str, replicas: int) -> None:
@@ -516,7 +426,8 @@ def _broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedMod
     """The application's links that would have nothing to ask any more, or something that takes other inputs."""
     app, latest = view.applications[name], VersionedModel(model.name)
     left = [other for other in view.versions[model.name] if not other.retired_us and other != model]
-    falls_back = left and app.input.agrees_with(left[-1].input)
+    next_one = view.latest_of(model.name, [other.version for other in left]) if left else 0
+    falls_back = any(other.version == next_one and app.input.agrees_with(other.input) for other in left)
     return {link for link in app.models if link == model.id or (link == latest and not falls_back)}
 
 
@@ -526,7 +437,7 @@ def _check_application(view: View, app: Application) -> Application:
         raise InvalidInput(f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed.")
     if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
         raise InvalidInput(f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is possible.")
-    _checked(check_policy, app.policy)
+    checked(check_policy, app.policy)
     if not isinstance(app.decider, str):
         raise InvalidInput(f"decider={app.decider!r} of application {app.name!r}: a text is needed, as 'majority'.")
     if len(set(app.models)) != len(app.models):

@@ -5,15 +5,19 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from clipper.cli_manage import add_to
 from clipper.errors import ClipperError, did_you_mean
 
 _DEFAULT_FILE = "clipper.toml"
 _EXIT_USAGE = 2
+_LOOK_S = 0.5
+_Stamp = tuple[int, int] | None  # when a file was written, and its size
 
 
 class Verbs(click.Group):
@@ -61,6 +65,8 @@ def main() -> None:
     clipper demo                    see it work: three models, live
     clipper doctor                  see whether this machine is ready
     clipper up clipper.toml         serve what a file declares
+    clipper deploy NAME TARGET      add a model to the server that runs here
+    clipper models                  what it serves
     clipper config show             every setting, with its unit and origin
     clipper VERB --help             more about one of them, with an example
     """
@@ -105,11 +111,13 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
 @click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
-def up(file: Path | None, http: str | None, admin: str | None) -> None:
+@click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
+def up(file: Path | None, http: str | None, admin: str | None, follow: bool) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
     FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
-    have server.drain_s seconds; a second Ctrl-C does not wait.
+    have server.drain_s seconds; a second Ctrl-C does not wait. Without http.admin, the commands of this user on this host
+    can manage it, and nobody else.
 
     \b
     # clipper.toml
@@ -132,17 +140,63 @@ def up(file: Path | None, http: str | None, admin: str | None) -> None:
     from clipper.server import ClipperServer
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    config = load(_file(file), http=http, admin=admin)
+    path = _file(file)
+    seen, loaded = _stamp(path), load(path, http=http, admin=admin)
+    if follow and path is None:
+        raise click.UsageError("--reload needs a file: clipper up FILE --reload")
+    config = _managed(loaded)
     stopping = threading.Event()
     server = ClipperServer(config).start()
     try:
         _on_first_signal(stopping)
-        click.echo(_greeting(server, file))
+        click.echo(_greeting(server, path))
+        if follow:
+            _follow(server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping)
         stopping.wait()
         click.echo(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
     finally:
         server.close()
     click.echo("closed")
+
+
+def _managed(config: Any) -> Any:
+    """Without http.admin: a port of loopback, and a token that this user's commands find in the server's private folder."""
+    import secrets
+
+    from msgspec.structs import replace
+
+    if config.http.admin:
+        return config
+    return replace(config, http=replace(config.http, admin="127.0.0.1:0", token=config.http.token or secrets.token_urlsafe(24)))
+
+
+def _follow(
+    server: Any, path: Path | None, config: Any, seen: _Stamp, load: Callable[[], Any], stopping: threading.Event
+) -> None:
+    """Look at the file until the end; what has changed, and then stayed so for a look, is done."""
+    from clipper.manage.declared import declare_again, left, said_by_both
+
+    known, last = config, seen
+    while not stopping.wait(_LOOK_S):
+        before, last = last, _stamp(path)
+        if last is None or last == seen or last != before:
+            continue
+        seen = last
+        try:
+            new = load()
+            for line in [*declare_again(server, known, new), *left(config, new)] or ["nothing to do"]:
+                click.echo(f"{path}: {line}")
+            known, config = said_by_both(known, new), new
+        except ClipperError as error:
+            click.echo(f"{path} has changed, and is not used: {error}", err=True)
+
+
+def _stamp(path: Path | None) -> _Stamp:
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:  # an editor is about to put it there again
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size)
 
 
 def _file(file: Path | None) -> Path | None:
@@ -168,7 +222,7 @@ def _greeting(server: Any, file: Path | None) -> str:
     state = config.server.state or "memory"
     token = "your token" if config.server.token or not sys.stdout.isatty() else server.token
     lines = [
-        f"clipper {_version()} · {_file(file) or 'defaults'} · state: {state}",
+        f"clipper {_version()} · {file or 'defaults'} · state: {state}",
         f"models: {models}",
         f"applications: {apps}",
         f"containers dial in at {server.address}; one started by hand:",
@@ -177,7 +231,7 @@ def _greeting(server: Any, file: Path | None) -> str:
     if server.http_address:
         lines.insert(3, f"queries come in at http://{server.http_address}")
     if server.admin_address:
-        lines.insert(3, f"management at http://{server.admin_address}/admin")
+        lines.insert(3, f"management at http://{server.admin_address}/admin, or: clipper models; clipper deploy --help")
     if not config.server.token:
         lines.append("  (the token is another one at each start; to keep one, set server.token or server.token_file)")
     return "\n".join(lines)
@@ -193,6 +247,7 @@ def config() -> None:
     \b
     clipper config show                  what holds here, and why
     clipper config check clipper.toml    is this file right?
+    clipper config schema                JSON Schema, for an editor
     CLIPPER_LIMITS__TASKS_MAX=1000 clipper config show
     """
 
@@ -232,6 +287,18 @@ def check(file: Path | None) -> None:
     counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
     counts = ", ".join(f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted)
     click.echo(f"ok: {chosen or 'defaults'}: {counts}")
+
+
+@config.command()
+def schema() -> None:
+    """Print a JSON Schema of the TOML file, for editors that complete and check.
+
+    \b
+    clipper config schema > clipper.schema.json
+    """
+    from clipper.config_schema import schema as schema_of
+
+    click.echo(json.dumps(schema_of(), indent=2))
 
 
 def _settings(config: Any) -> list[dict[str, Any]]:
@@ -300,3 +367,6 @@ def doctor(as_json: bool) -> None:
         for finding in findings:
             click.echo(f"{click.style(f'{finding.verdict:4}', fg=colours[finding.verdict])}  {finding.text}")
     sys.exit(any(finding.verdict == "fail" for finding in findings))
+
+
+add_to(main)

@@ -221,11 +221,15 @@ _Path = tuple[str, ...]
 _Leaves = dict[_Path, tuple[Any, str]]  # path -> value, where it came from
 
 
+def tables() -> dict[str, type[msgspec.Struct]]:
+    """The tables of a file; `models.NAME` and its like stand for any name."""
+    return {**_SECTIONS, **{f"{section}.NAME": kind for section, kind in _NAMED.items()}}
+
+
 def describe() -> list[KeyInfo]:
     """Every key there is; `models.NAME.`, `apps.NAME.` and their like stand for any name."""
     rows = []
-    tables = [*_SECTIONS.items(), *((f"{section}.NAME", kind) for section, kind in _NAMED.items())]
-    for section, kind in tables:
+    for section, kind in tables().items():
         for field in msgspec.structs.fields(kind):
             type_, meta = _typed(kind, field.name)
             extra = meta.extra or {}

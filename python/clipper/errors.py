@@ -144,6 +144,14 @@ class StillLinked(ClipperError):
     slug = "still-linked"
 
 
+class NotAllowed(ClipperError):
+    """Management without the token, or from where it is not allowed."""
+
+    rest_status = 401
+    grpc_code = "UNAUTHENTICATED"
+    slug = "not-allowed"
+
+
 # -- how a query can end without a prediction
 
 
@@ -262,6 +270,14 @@ class DeployFailed(ClipperError):
 
     grpc_code = "FAILED_PRECONDITION"
     slug = "deploy-failed"
+
+
+class NoServer(ClipperError, ConnectionError):
+    """Nobody answers where a server was looked for; the hint says how to start one, or to name another."""
+
+    slug = "no-server"
+    grpc_code = "UNAVAILABLE"
+    rest_status = 503
 
 
 class AddressInUse(ClipperError, OSError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from clipper.catalog import Catalog
-from clipper.config import Config, merge_batching, roles_in
+from clipper.config import Config, merge_batching
 from clipper.errors import (
     InvalidInput,
     ShuttingDown,
@@ -18,7 +18,10 @@ from clipper.errors import (
     did_you_mean,
 )
 from clipper.frontend.streaming import Streaming
+from clipper.manage.declared import application_settings, model_settings
 from clipper.manage.deployment import Deployment, type_of
+from clipper.manage.operations import Operations
+from clipper.manage.running import Running, announce, state_named
 from clipper.selection import covering, policy_named
 from clipper.serving.address import listen
 from clipper.serving.application import ApplicationHandle, array_slo_in_us, request_id, slo_in_us
@@ -39,6 +42,8 @@ from clipper.serving.scaling import replica_bounds
 from clipper.serving.stragglers import check_missing
 from clipper.state_dir import StateDir
 from clipper.store import open_store
+from clipper.store.history import acting, actor_here
+from clipper.store.redis import shown
 from clipper.types import VERSION, Application, Batching, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -84,6 +89,7 @@ class ClipperServer(Streaming):
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
         self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
+        self.manage = Operations(self, self._store, actor_here())
 
     # -- life
 
@@ -98,11 +104,13 @@ class ClipperServer(Streaming):
             for model in self.catalog.models():
                 self._deployment.resume(model)
             self._questions.resolve(self.catalog.view)
-            self._declare()
+            with acting("the configuration", ""):
+                self._declare()
             self._learning.replay()
             if self.config.http.address or self.config.http.admin:
                 self._frontends = self._with_frontends()
                 self._frontends.start()
+                self._announce()
             self._start_streams()
         except BaseException:
             self.close(drain_s=0)
@@ -185,6 +193,7 @@ class ClipperServer(Streaming):
         row_by_row: bool = False,
         code: Sequence[str] = (),
         wait: bool = True,
+        promote: bool = True,
     ) -> CoreModel:
         """Deploy a function, a bound method, a scikit-learn estimator, a `clipper_container.Model`, "module:attribute", or
         "model.onnx" or "model.skops".
@@ -195,6 +204,7 @@ class ClipperServer(Streaming):
         `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far that was wrong.
         finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. code: folders
         or files the model imports. wait: until every replica is connected; the version becomes the latest only then.
+        promote: or not at all, until `manage.promote` says so.
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
         """
         self._check_open()
@@ -210,7 +220,7 @@ class ClipperServer(Streaming):
             "retry_singly": retry_singly,
             "row_by_row": row_by_row,
         }
-        return self._deployment.deploy(name, model, version, code, input, wait, **settings).core
+        return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core
 
     def model(self, name: str | VersionedModel) -> CoreModel:
         """A model's own handle: predict(x), predict_many(rows), put(x, output). The latest version when none is named."""
@@ -349,12 +359,22 @@ class ClipperServer(Streaming):
         """HTTP is imported by those who want it: it would be a tenth of the time that `import clipper` takes."""
         from clipper.frontend.frontends import Frontends
         from clipper.frontend.node import Node
+        from clipper.manage.rest import Management
 
         questions = self._questions
         node = Node(
             VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed
         )
-        return Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
+        frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
+        Management(node, self.manage).add_to(frontends.admin_routes)
+        return frontends
+
+    def _announce(self) -> None:
+        if self.admin_address:
+            queries = f"http://{self.http_address}" if self.http_address else ""
+            state = state_named(self.config.server.state)
+            announced = Running(f"http://{self.admin_address}", self._pid, self.config.http.token, queries, shown(state))
+            announce(self._dir.run, announced)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -364,11 +384,6 @@ class ClipperServer(Streaming):
         """Models and applications of the config that the catalog does not have yet."""
         for name, wanted in self.config.models.items():
             if name not in self.catalog.view.versions:
-                replicas = (wanted.replicas, wanted.replicas_max) if wanted.replicas_max else wanted.replicas
-                self.deploy(name, wanted.target, replicas=replicas, input=wanted.input or None, wait=False,
-                            batching=wanted.batching, cache=wanted.cache, retry_singly=wanted.retry_singly)  # fmt: skip
+                self.deploy(name, wanted.target, **model_settings(wanted))
         for name, app in self.config.apps.items():
-            settings = {"slo_ms": app.slo_ms, "default": app.default, "policy": app.policy, "decider": app.decider,
-                        "confidence_min": app.confidence_min, "roles": roles_in(app.roles), "missing": app.missing,
-                        "coverage": app.coverage, **({"input": app.input} if app.input else {})}  # fmt: skip
-            self._app(name, app.models, settings, measured=False)
+            self._app(name, app.models, application_settings(app), measured=False)

@@ -39,6 +39,66 @@ def test_an_application_is_made_changed_and_deleted(manage: Ask, query: Ask) -> 
     assert manage("DELETE", "/admin/applications/made").status == 204
 
 
+def test_links_roles_and_the_latest(manage: Ask, query: Ask, server: clipper.ClipperServer) -> None:
+    server.deploy("late", lambda rows: rows.sum(axis=1) + 100, input="f64[3]")
+    server.deploy("late", lambda rows: rows.sum(axis=1) + 200, input="f64[3]", promote=False)
+    manage("PUT", "/admin/applications/linked", {"models": ["late"], "slo_ms": 5000})
+    asked = {"input": [1, 2, 3]}
+    assert query("POST", "/api/linked/predict", asked).json["output"] == 106
+    rehearsed = manage("POST", "/admin/models/late:2/promote?dry_run=true", {}).json
+    assert (rehearsed["dry_run"], [one["key"] for one in rehearsed["changed"]]) == (True, ["promoted/late"])
+    assert query("POST", "/api/linked/predict", asked).json["output"] == 106
+    assert manage("POST", "/admin/models/late:2/promote", {}, {"Clipper-Actor": "ann"}).status == 200
+    assert manage("POST", "/admin/applications/linked/predict", asked).json["output"] == 206
+    assert [row["latest"] for row in manage("GET", "/admin/models/late").json["models"]] == [False, True]
+    assert manage("POST", "/admin/models/late/rollback").json["said"] == "late:1 is late now; it was late:2"
+    assert manage("POST", "/admin/models/late/rollback").json["error"].startswith("model 'late' has no version below 1")
+    challenged = manage("POST", "/admin/applications/linked/challenge", {"model": "late:2", "share": 0.25}).json
+    assert challenged["changed"][0]["after"]["roles"] == {"late:2": "challenger(share=0.25)"}
+    assert manage("POST", "/admin/applications/linked/unlink", {"model": "late:2"}).status == 200
+    record = manage("GET", "/admin/applications/linked").json
+    assert (record["models"], record["roles"]) == (["late"], {})
+    last = manage("GET", "/admin/history?count=5").json["history"]
+    assert [row["verb"] for row in last] == ["set", "promote", "rollback", "challenge", "unlink"]
+    assert [row["actor"] for row in last] == ["http", "ann", "http", "http", "http"]
+    manage("POST", "/admin/applications/linked/remove")
+    for version in (1, 2):
+        assert manage("POST", f"/admin/models/late:{version}/retire").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "part"),
+    [
+        ("models/sun:1/promote", {}, 404, "did you mean 'sum'?"),
+        ("models/sum/promote", {}, 400, "which version"),
+        ("models/sum:1/promote?dry_run=maybe", {}, 400, "dry_run"),
+        ("models/sum:1/promote?dryrun=true", {}, 400, "did you mean 'dry_run'?"),
+        ("models/sum/scale", {"replicas": -1}, 400, "replicas"),
+        ("models/sum/scale", {"replicas": [2, 1]}, 400, "no bounds"),
+        ("models/sum/scale", {"replicsa": 1}, 400, "did you mean 'replicas'?"),
+        ("models/sum/scale", {}, 400, "lacks `replicas`"),
+        ("models/sum/retire", {"force": "yes"}, 400, "force"),
+        ("models/sum/retire", {}, 409, "still linked"),
+        ("models/x/deploy", {}, 400, "lacks what to run"),
+        ("models/x/deploy", {"model": "nothing"}, 400, "cannot deploy 'nothing'"),
+        ("models/x/deploy", {"model": "missing.onnx"}, 400, "cannot read"),
+        ("models/X/deploy?dry_run=true", {"model": "a:b"}, 400, "'X' is not allowed"),
+        ("models/sum/deploy?dry_run=true", {"model": "a:b", "version": 1}, 409, "exists already"),
+        ("applications/total/link", {"model": "sun"}, 404, "did you mean 'sum'?"),
+        ("applications/total/link", {"model": "sum", "role": "shadw"}, 400, "did you mean 'shadow'?"),
+        ("applications/total/unlink", {"model": "other"}, 404, "does not link 'other'"),
+        ("applications/total/challenge", {"model": "sum", "share": 2}, 400, "share"),
+        ("applications/totl/remove", {}, 404, "did you mean 'total'?"),
+    ],
+)
+def test_what_a_verb_refuses(manage: Ask, path: str, body: Any, status: int, part: str) -> None:
+    before = manage("GET", "/admin/history?count=1").json
+    reply = manage("POST", f"/admin/{path}", body)
+    assert reply.status == status, reply.json
+    assert part in reply.json["error"]
+    assert manage("GET", "/admin/history?count=1").json == before
+
+
 @pytest.mark.parametrize(
     ("method", "name", "body", "status", "part"),
     [

@@ -153,6 +153,70 @@ def test_retiring_the_latest_may_not_leave_an_application_with_other_inputs(cata
     catalog.retire_model("svm:1")
 
 
+# -- which version is the latest
+
+
+def test_the_latest_is_what_came_last_deployed_or_promoted(store: Store, catalog: Catalog) -> None:
+    for _ in range(3):
+        catalog.register_model("svm", "f64[64]")
+    catalog.register_application("digits", ["svm"])
+    assert catalog.promote("svm:1").version == 1
+    assert catalog.latest("svm").version == 1
+    assert [model.version for model in catalog.versions("svm") if catalog.view.linking(model)] == [1]
+    with Catalog(store, follow=False) as restarted:
+        assert restarted.latest("svm").version == 1
+    catalog.promote("svm:3")
+    assert catalog.latest("svm").version == 3
+    catalog.promote("svm:2")
+    assert catalog.register_model("svm", "f64[64]").version == 4
+    assert catalog.latest("svm").version == 4
+    catalog.promote("svm:2")
+    catalog.retire_model("svm:2")
+    assert catalog.latest("svm").version == 1, "not a version that somebody went back from"
+    catalog.retire_model("svm:1")
+    assert catalog.latest("svm").version == 4
+
+
+def test_a_version_may_stay_behind_until_it_is_promoted(catalog: Catalog) -> None:
+    record = catalog.register_model("svm", "f64[64]")
+    for version in (2, 3):
+        catalog.register(msgspec.structs.replace(record, version=version), promote=False)
+        assert catalog.latest("svm").version == 1
+    catalog.promote("svm:3")
+    assert catalog.latest("svm").version == 3
+    first = msgspec.structs.replace(record, name="forest", version=7)
+    catalog.register(first, promote=False)
+    assert catalog.latest("forest").version == 7, "there is nothing to stay behind"
+
+
+def test_promotion_within_one_application(catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_model("forest", "f64[64]")
+    catalog.register_application("digits", ["svm", "forest", "svm:2"], roles={"svm:2": "shadow", "forest": "shadow"})
+    catalog.promote("svm:2", "digits")
+    app = catalog.application("digits")
+    assert (app.models, app.roles) == (links("svm:2", "forest"), {"forest": "shadow"})
+    assert catalog.latest("svm").version == 2
+    catalog.register_application("other", ["forest"])
+    with pytest.raises(UnknownModel, match="'other' does not link 'svm'"):
+        catalog.promote("svm:1", "other")
+
+
+def test_a_promotion_that_cannot_be(catalog: Catalog) -> None:
+    catalog.register_model("svm", "f64[64]")
+    catalog.register_model("svm", "f64[32]")
+    catalog.register_application("digits", ["svm"])
+    with pytest.raises(TypeConflict):
+        catalog.promote("svm:1")
+    with pytest.raises(InvalidInput, match="which version"):
+        catalog.promote("svm")
+    with pytest.raises(UnknownVersion):
+        catalog.promote("svm:3")
+    with pytest.raises(UnknownModel, match="did you mean 'svm'"):
+        catalog.promote("svn:1")
+
+
 # -- applications
 
 
@@ -223,7 +287,8 @@ def test_a_deleted_application_is_really_gone(store: Store, catalog: Catalog) ->
     with pytest.raises(AlreadyExists, match="'digits' is registered already"):
         catalog.register_application("digits")
     catalog.unregister_application("digits")
-    assert not any("digits" in record.key or b"digits" in record.value for record in store.range("")[0])
+    left = [record for record in store.range("")[0] if not record.key.startswith("history/")]
+    assert not any("digits" in record.key or b"digits" in record.value for record in left)
     for call in (catalog.application, catalog.unregister_application):
         with pytest.raises(UnknownApplication, match=r"no application 'digits'.*none yet"):
             call("digits")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from clipper.frontend.admin import Admin, guard
+from clipper.frontend.admin import guard
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, answer_json
 from clipper.frontend.node import Node
@@ -23,7 +23,6 @@ class Frontends:
         self.address = self.admin_address = ""
         Rest(node).add_to(self.routes)
         RestV2(node).add_to(self.routes)
-        Admin(node).add_to(self.admin_routes)
         for routes in (self.routes, self.admin_routes):
             routes.add("GET", "/", _index(node, routes))
 

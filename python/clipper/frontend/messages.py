@@ -55,8 +55,8 @@ class Request:
 
 KNOWN_HEADERS: Final = frozenset(
     (
-        b"authorization", b"clipper-deadline-ms", b"content-encoding", b"content-length", b"content-type", b"expect", b"host",
-        b"inference-header-content-length", b"origin", b"transfer-encoding", b"x-request-id",
+        b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length", b"content-type",
+        b"expect", b"host", b"inference-header-content-length", b"origin", b"transfer-encoding", b"x-request-id",
     )
 )  # fmt: skip
 

@@ -105,6 +105,7 @@ class Deployment:
         code: Sequence[str],
         input: str | InputType | None,
         wait: bool,
+        promote: bool = True,
         **settings: Any,
     ) -> Running:
         """See ClipperServer.deploy; settings: of the record."""
@@ -115,7 +116,7 @@ class Deployment:
             self._start_replicas(record)
             if wait and record.replicas:
                 self._await_replicas(record)
-            self.catalog.register(record)
+            self.catalog.register(record, promote=promote)
         except BaseException:
             self._deployer.stop(record.name, record.version)
             self._running.forget(record.id)

@@ -1,0 +1,193 @@
+"""The catalog as it is at one revision, and how its records are written in the store: see catalog.py.
+
+The latest version of a model is the one that came last: the highest registered, unless another was promoted since. A promotion
+remembers the highest version of its time (`upto`), so that whatever is deployed later is the latest again; when the promoted
+version is retired, the highest one below it is next.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from clipper.errors import ClipperError, InvalidInput, UnknownApplication, UnknownModel, UnknownVersion
+from clipper.store import Put, Record
+from clipper.types import Application, Model, VersionedModel
+
+PREFIX: Final = "catalog/"
+_T = TypeVar("_T")
+
+
+class Promoted(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.promoted/1"):
+    """version: the latest of the versions up to `upto`."""
+
+    version: int
+    upto: int
+
+
+class Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/1"):
+    replicas: int
+    retired_us: int = 0
+    replicas_max: int = 0
+
+
+class View(msgspec.Struct, frozen=True):
+    """The catalog at one revision. Threads: any; it never changes."""
+
+    revision: int
+    versions: Mapping[str, tuple[Model, ...]]  # by name; versions ascending, retired ones included
+    applications: Mapping[str, Application]
+    unreadable: Mapping[str, str]  # key -> why
+    promoted: Mapping[str, Promoted] = MappingProxyType({})  # by name
+
+    def models(self) -> list[Model]:
+        """Every version that is not retired, by name and version."""
+        return [model for name in sorted(self.versions) for model in self.versions[name] if not model.retired_us]
+
+    def model(self, wanted: VersionedModel | str) -> Model:
+        """The version, or the latest when none is named. UnknownModel, UnknownVersion (also when retired)."""
+        wanted = checked(VersionedModel.parse, wanted)
+        serving = [model for model in self.versions.get(wanted.name, ()) if not model.retired_us]
+        if not serving:
+            raise UnknownModel.named(wanted.name, {model.name for model in self.models()})
+        if wanted.version is None:
+            version = self.latest_of(wanted.name, [model.version for model in serving])
+            return next(model for model in serving if model.version == version)
+        for model in serving:
+            if model.version == wanted.version:
+                return model
+        raise UnknownVersion.named(str(wanted), [str(model.id) for model in serving])
+
+    def application(self, name: str) -> Application:
+        try:
+            return self.applications[name]
+        except KeyError:
+            raise UnknownApplication.named(str(name), self.applications) from None
+
+    def linking(self, model: Model) -> list[Application]:
+        """The applications that ask this version, be it as the latest."""
+        return [app for app in self.applications.values() if any(self._is(link, model) for link in app.models)]
+
+    def _is(self, link: VersionedModel, model: Model) -> bool:
+        if link.version is not None:
+            return link == model.id
+        serving = [other.version for other in self.versions.get(link.name, ()) if not other.retired_us]
+        return link.name == model.name and self.latest_of(link.name, {*serving, model.version}) == model.version
+
+    def latest_of(self, name: str, serving: Collection[int]) -> int:
+        """Which of these versions a link without a version asks."""
+        promoted = self.promoted.get(name)
+        if promoted is None or max(serving) > promoted.upto:
+            return max(serving)
+        return max((version for version in serving if version <= promoted.version), default=max(serving))
+
+
+# -- records. JSON has no bytes, and no NaN: these are wrapped. What is plain stays plain.
+
+
+def encode(record: Model | Application | Scale | Promoted) -> bytes:
+    if isinstance(record, Application):
+        record = msgspec.structs.replace(record, default=_wrap(record.default))
+    try:
+        return msgspec.json.encode(record)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise InvalidInput(f"{record.__class__.__name__.lower()} cannot be recorded: {error}.") from None
+
+
+def put_scale(model: Model) -> Put:
+    return Put(scale_key(model.id), encode(Scale(model.replicas, model.retired_us, model.replicas_max)))
+
+
+def _wrap(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_wrap(item) for item in value]
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unwrap(item) for item in value]
+    if isinstance(value, dict):
+        return bytes.fromhex(value["bytes"]) if "bytes" in value else float(value["float"])
+    return value
+
+
+def view_of(records: Sequence[Record], revision: int) -> View:
+    models: dict[VersionedModel, Model] = {}
+    scales: dict[str, Scale] = {}
+    apps: dict[str, Application] = {}
+    promoted: dict[str, Promoted] = {}
+    unreadable: dict[str, str] = {}
+    for record in records:
+        try:
+            kind = record.key.removeprefix(PREFIX).partition("/")[0]
+            if kind == "model":
+                model = msgspec.json.decode(record.value, type=Model)
+                _same_key(record.key, model_key(model.id))
+                models[model.id] = model
+            elif kind == "scale":
+                scales[record.key] = msgspec.json.decode(record.value, type=Scale)
+            elif kind == "promoted":
+                promoted[record.key.rpartition("/")[2]] = msgspec.json.decode(record.value, type=Promoted)
+            elif kind == "application":
+                app = msgspec.json.decode(record.value, type=Application)
+                _same_key(record.key, app_key(app.name))
+                apps[app.name] = msgspec.structs.replace(app, default=_unwrap(app.default))
+        except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
+            unreadable[record.key] = str(error)
+    versions: dict[str, tuple[Model, ...]] = {}
+    for id_, model in sorted(models.items()):
+        scale = scales.get(scale_key(id_))
+        if scale is None:  # it may be retired: who cannot tell must not serve it
+            unreadable.setdefault(scale_key(id_), "the record is missing")
+            continue
+        scaled = msgspec.structs.replace(
+            model, replicas=scale.replicas, replicas_max=scale.replicas_max, retired_us=scale.retired_us
+        )
+        versions[id_.name] = (*versions.get(id_.name, ()), scaled)
+    frozen = MappingProxyType
+    return View(revision, frozen(versions), frozen(apps), frozen(unreadable), frozen(promoted))
+
+
+def _same_key(key: str, expected: str) -> None:
+    if key != expected:
+        raise ValueError(f"the record belongs to {expected!r}")
+
+
+def model_key(id_: VersionedModel) -> str:
+    return f"{PREFIX}model/{id_.name}/{id_.version}"
+
+
+def scale_key(id_: VersionedModel) -> str:
+    return f"{PREFIX}scale/{id_.name}/{id_.version}"
+
+
+def promoted_key(name: str) -> str:
+    return f"{PREFIX}promoted/{name}"
+
+
+def app_key(name: str) -> str:
+    return f"{PREFIX}application/{name}"
+
+
+def next_version(name: str, keys: frozenset[str]) -> int:
+    """One above the highest version whose record is there, readable or not."""
+    prefix = f"{PREFIX}model/{name}/"
+    versions = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    return max((int(version) for version in versions if version.isdecimal()), default=0) + 1
+
+
+def checked(parse: Callable[..., _T], *args: Any) -> _T:
+    """types.py refuses with ValueError; here that is InvalidInput."""
+    try:
+        return parse(*args)
+    except ClipperError:
+        raise
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None

@@ -1,0 +1,49 @@
+"""A JSON Schema of the TOML file, for editors that complete and check. `config.load` remains the judge: it also knows what single
+values cannot tell.
+"""
+
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from clipper.config import tables
+from clipper.types import Batching
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12; as strict as `config.load` about keys, types and ranges."""
+    sections: dict[str, Any] = {}
+    for name, kind in tables().items():
+        section, _, any_name = name.partition(".")
+        table = _table(kind)
+        sections[section] = {"type": "object", "additionalProperties": table} if any_name else table
+    sections["http"] = {"anyOf": [sections["http"], {"type": "string"}]}
+    sections["batching"] = {"anyOf": [sections["batching"], _modes()]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "clipper.toml",
+        "type": "object",
+        "properties": sections,
+        "additionalProperties": False,
+    }
+
+
+def _table(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    keys = {field.name: _key(field.default, *get_args(hints[field.name])) for field in msgspec.structs.fields(kind)}
+    return {"type": "object", "properties": keys, "additionalProperties": False}
+
+
+def _key(default: Any, type_: Any, meta: msgspec.Meta) -> dict[str, Any]:
+    if type_ is Batching:
+        found: dict[str, Any] = {"anyOf": [_table(Batching), _modes()]}
+    else:
+        bounds = {"minimum": meta.ge, "maximum": meta.le}
+        found = {**msgspec.json.schema(type_), **{name: bound for name, bound in bounds.items() if bound is not None}}
+        found["default"] = msgspec.to_builtins(default)
+    unit = (meta.extra or {}).get("unit", "")
+    return {**found, "description": f"{meta.description or ''}{f', in {unit}' if unit else ''}"}
+
+
+def _modes() -> dict[str, Any]:
+    return {"enum": list(get_args(get_type_hints(Batching)["mode"]))}

@@ -1,0 +1,273 @@
+"""A running server from elsewhere: the verbs of operations.py over its management address, with the same names and errors.
+
+    server = clipper.connect()                       # the only server of this user on this host
+    server = clipper.connect("http://10.0.0.7:8081", token="...")
+    server.deploy("svm", "svm.onnx")
+    server.promote("svm:2")
+"""
+
+import getpass
+import math
+import os
+import socket
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from clipper.deploy.artifact import artifact_of, is_data
+from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, PackagingError
+from clipper.manage.running import the_one
+from clipper.types import Answer, VersionedModel
+
+_TOKEN = "CLIPPER_ADMIN_TOKEN"
+_URL = "CLIPPER_URL"
+
+
+def connect(url: str | None = None, token: str | None = None, *, timeout_s: float = 120.0, state: str = "") -> "Client":
+    """A client of the server that is managed at `url` (None: CLIPPER_URL; else the server of this user on this host, that of
+    `state` if there are several). token: http.token of the server (None: CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
+
+    Raises NoServer when there is none here, or it is not clear which; InvalidInput for a URL that cannot be.
+    """
+    url = url or os.environ.get(_URL)
+    token = token if token is not None else os.environ.get(_TOKEN, "")
+    if url:
+        return Client(url, token, timeout_s)
+    found = the_one(state)
+    return Client(found.url, token or found.token, timeout_s)
+
+
+class Client:
+    """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a change returns
+    `{"verb", "said", "dry_run", "changed": [{"key", "before", "after"}]}`, as one with dry_run=True would."""
+
+    def __init__(self, url: str, token: str = "", timeout_s: float = 120.0) -> None:
+        split = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if split.scheme != "http" or not split.hostname:
+            raise InvalidInput(f"url={url!r} is no address of a server.", hint="Write http://HOST:PORT.")
+        try:
+            self._port = split.port or 80
+        except ValueError:
+            raise InvalidInput(f"url={url!r} has no port from 1 to 65535.", hint="Write http://HOST:PORT.") from None
+        self.url, self._host, self._timeout_s = f"http://{split.netloc}", split.hostname, timeout_s
+        self._headers = {"Clipper-Actor": _actor()} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    # -- looking
+
+    def stats(self) -> dict[str, Any]:
+        """As ClipperServer.stats, histograms as their quantiles."""
+        return self._object("GET", "/admin/stats")
+
+    def application_stats(self, name: str) -> dict[str, Any]:
+        """The part of `stats` that is about one application."""
+        return self._object("GET", f"/admin/applications/{_quoted(name)}/stats")
+
+    def model_stats(self, model: str) -> dict[str, Any]:
+        """The part that is about `svm:3`, or the latest `svm`."""
+        return self._object("GET", f"/admin/models/{_quoted(model)}/stats")
+
+    def models(self, name: str = "") -> list[dict[str, Any]]:
+        """Each version in service: its record, whether it is the `latest`, who links it, how many replicas it has."""
+        return self._list("models", "/admin/models" + (f"/{_quoted(name)}" if name else ""))
+
+    def applications(self) -> list[dict[str, Any]]:
+        return self._list("applications", "/admin/applications")
+
+    def application(self, name: str) -> dict[str, Any]:
+        return self._object("GET", f"/admin/applications/{_quoted(name)}")
+
+    def logs(self, model: str, replica: int = 0) -> list[str]:
+        """The last lines a container wrote."""
+        return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
+
+    def history(self, count: int = 100) -> list[dict[str, Any]]:
+        """The last changes, the oldest first: number, time_us, actor, verb, changed."""
+        return self._list("history", f"/admin/history?count={count}")
+
+    # -- models
+
+    def deploy(self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:
+        """Deploy "module:attribute" of the server's host, or an .onnx or .skops file of this one.
+
+        settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file. Functions are not sent: what they are
+        pickled in would be run by whoever receives it. Deploy them in the server's process, or from a module.
+        """
+        if not isinstance(model, str | os.PathLike):
+            hint = 'Put it into a module and deploy "module:attribute", or save it as .onnx or .skops.'
+            raise PackagingError(f"a {type(model).__name__} is not sent to a server.", hint=hint)
+        if is_data(model):
+            artifact = artifact_of(model)
+            settings |= {"data": artifact.data, "kind": artifact.kind}
+        else:
+            settings["model"] = str(model)
+        return self._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
+
+    def promote(self, model: str, application: str | None = None, *, dry_run: bool = False) -> dict[str, Any]:
+        """Make this version the latest; with `application`, link that one to this version alone."""
+        return self._change(f"/admin/models/{_quoted(model)}/promote", dry_run, {"application": application})
+
+    def rollback(self, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Make the version before the latest the latest."""
+        return self._change(f"/admin/models/{_quoted(model)}/rollback", dry_run, {})
+
+    def scale(self, model: str, replicas: int | tuple[int, int], *, dry_run: bool = False) -> dict[str, Any]:
+        """Run so many containers of a version, or within (least, most) as many as the load asks for."""
+        return self._change(f"/admin/models/{_quoted(model)}/scale", dry_run, {"replicas": replicas})
+
+    def retire(self, model: str, *, force: bool = False, dry_run: bool = False) -> dict[str, Any]:
+        """Take a version out of service for good."""
+        return self._change(f"/admin/models/{_quoted(model)}/retire", dry_run, {"force": force})
+
+    # -- applications
+
+    def set_application(
+        self, name: str, models: Sequence[str] | None = None, *, dry_run: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Make an application, or change what is named of it; settings as of ClipperServer.app."""
+        members = settings if models is None else {**settings, "models": list(models)}
+        return self._change(f"/admin/applications/{_quoted(name)}/set", dry_run, members)
+
+    def remove_application(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+        return self._change(f"/admin/applications/{_quoted(name)}/remove", dry_run, {})
+
+    def link(self, application: str, model: str, role: str = "", *, dry_run: bool = False) -> dict[str, Any]:
+        """Let an application ask one more model, perhaps in a role: `shadow`, `challenger(share=0.1)`."""
+        return self._change(f"/admin/applications/{_quoted(application)}/link", dry_run, {"model": model, "role": role})
+
+    def unlink(self, application: str, model: str, *, dry_run: bool = False) -> dict[str, Any]:
+        return self._change(f"/admin/applications/{_quoted(application)}/unlink", dry_run, {"model": model})
+
+    def challenge(self, application: str, model: str, share: float = 0.1, *, dry_run: bool = False) -> dict[str, Any]:
+        """Let a model alone answer a share of an application's queries."""
+        return self._change(f"/admin/applications/{_quoted(application)}/challenge", dry_run, {"model": model, "share": share})
+
+    def shadow(self, application: str, model: str, share: float = 1.0, *, dry_run: bool = False) -> dict[str, Any]:
+        """Ask a model beside an application's queries, and never use what it says."""
+        return self._change(f"/admin/applications/{_quoted(application)}/shadow", dry_run, {"model": model, "share": share})
+
+    # -- asking
+
+    def predict(self, application: str, input: Any, **settings: Any) -> Answer:
+        """One query, answered by its deadline; settings: user, context, slo_ms, salt."""
+        said = self.predict_plainly(application, input, **settings)
+        return Answer(
+            said["output"], said["confidence"], said["default"], said["reason"], _models(said["models"]),
+            _models(said["missing"]), said["latency_us"], said["id"], said["agreement"],
+        )  # fmt: skip
+
+    def predict_plainly(self, application: str, input: Any, **settings: Any) -> dict[str, Any]:
+        """The answer as the members of JSON: see docs/http.md."""
+        return self._object("POST", f"/admin/applications/{_quoted(application)}/predict", {"input": input, **settings})
+
+    def feedback(self, application: str, id: str, **truth: Any) -> bool:
+        """What was right, of the answer of that id: label, correct, or score; weight. False: it had come before."""
+        path = f"/admin/applications/{_quoted(application)}/feedback"
+        return bool(self._object("POST", path, {"id": id, **truth})["counted"])
+
+    # -- inside
+
+    def _change(self, path: str, dry_run: bool, members: dict[str, Any]) -> dict[str, Any]:
+        return self._object("POST", path + ("?dry_run=true" if dry_run else ""), members)
+
+    def _list(self, member: str, path: str) -> list[Any]:
+        found: list[Any] = self._object("GET", path)[member]
+        return found
+
+    def _object(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+        body = None if members is None else _body(members)
+        status, said = self._ask(method, path, body)
+        try:
+            found = msgspec.json.decode(said or b"{}")
+        except msgspec.DecodeError:
+            found = None
+        if not isinstance(found, dict):
+            hint = "See server.admin_address."
+            raise NoServer(f"what answers at {self.url} is no Clipper server (status {status}).", hint=hint)
+        if status >= 400:
+            raise _error(status, found, self.url)
+        return found
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        import http.client  # by those who ask: `import clipper` stays as quick as it was
+
+        line = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            line.request(method, path, body, self._headers)
+            response = line.getresponse()
+            return response.status, response.read()
+        except TimeoutError:
+            hint = "It may be done all the same: see clipper history."
+            raise NoServer(f"{self.url} has not answered within {self._timeout_s:g} s.", hint=hint) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", "") or str(error) or type(error).__name__
+            hint = f"Start one with: clipper up --admin {self._host}:{self._port}   Or name another: --url, or CLIPPER_URL."
+            raise NoServer(f"no server answers at {self.url}: {why}.", hint=hint) from None
+        finally:
+            line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """There is nothing to close: each request has its own connection."""
+
+
+def _actor() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}".encode("ascii", "replace").decode()[:128]
+
+
+def _quoted(name: str) -> str:
+    if not name:
+        raise InvalidInput("a name is empty.", hint="See clipper models and clipper apps.")
+    return urllib.parse.quote(name, safe=":")
+
+
+def _models(names: list[str]) -> tuple[VersionedModel, ...]:
+    return tuple(map(VersionedModel.parse, names))
+
+
+def _body(members: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode({name: _plain(value) for name, value in members.items()}, enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"this cannot be sent as JSON: {error}.") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Path | VersionedModel):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("JSON has no NaN and no infinities")
+    if value is None or isinstance(value, bool | int | float | str | bytes | list | tuple | dict | msgspec.Struct):
+        return value
+    raise TypeError(f"a {type(value).__name__} is no JSON")
+
+
+# -- errors: the class that the server raised, by the last part of the problem's type
+
+
+def _classes(root: type[ClipperError] = ClipperError) -> Iterator[type[ClipperError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _classes(kind)
+
+
+def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:
+    slug = str(said.get("type", "")).rpartition(":")[2]
+    message, hint = str(said.get("detail") or said.get("error") or f"status {status}"), str(said.get("hint", ""))
+    if status in (401, 403):
+        return NotAllowed(f"{url}: {message}", hint=f"Give http.token of that server: --token, or {_TOKEN}.")
+    if slug.startswith("http-"):
+        return ClipperError(f"{url}: {message}", hint=hint)
+    kind = next((kind for kind in _classes() if kind.__module__ == "clipper.errors" and kind.slug == slug), ClipperError)
+    return kind(message, hint=hint)

@@ -1,0 +1,87 @@
+"""The models and applications that a file declares: what becomes of them at the start, and when the file is changed.
+
+A file only adds and changes: what it does not name any more runs on, until somebody retires or removes it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from clipper.config import ApplicationSettings, Config, ModelSettings, roles_in
+from clipper.errors import ClipperError
+from clipper.manage.operations import Server
+from clipper.store.history import acting
+
+_ACTOR = "the configuration"
+_AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "model_streams")
+
+
+def model_settings(wanted: ModelSettings) -> dict[str, Any]:
+    """As ClipperServer.deploy takes them."""
+    return {
+        "replicas": replicas_of(wanted), "input": wanted.input or None, "wait": False, "batching": wanted.batching,
+        "cache": wanted.cache, "retry_singly": wanted.retry_singly,
+    }  # fmt: skip
+
+
+def replicas_of(wanted: ModelSettings) -> int | tuple[int, int]:
+    return (wanted.replicas, wanted.replicas_max) if wanted.replicas_max else wanted.replicas
+
+
+def application_settings(app: ApplicationSettings) -> dict[str, Any]:
+    """As ClipperServer.app takes them."""
+    return {
+        "slo_ms": app.slo_ms, "default": app.default, "policy": app.policy, "decider": app.decider,
+        "confidence_min": app.confidence_min, "roles": roles_in(app.roles), "missing": app.missing, "coverage": app.coverage,
+        **({"input": app.input} if app.input else {}),
+    }  # fmt: skip
+
+
+def declare_again(server: Server, old: Config, new: Config) -> list[str]:
+    """Do what a file says now and did not say before (old: all it ever said). -> what was done, and what cannot be, a line
+    each."""
+    said: list[str] = []
+    with acting(_ACTOR, ""):
+        for kind, names in (("model", new.models), ("application", new.apps)):
+            for name in names:
+                try:
+                    said += _model(server, name, old, new) if kind == "model" else _application(server, name, old, new)
+                except ClipperError as error:
+                    said.append(f"{kind} {name} stays as it is: {error}")
+    return said
+
+
+def _model(server: Server, name: str, old: Config, new: Config) -> Iterator[str]:
+    wanted, before = new.models[name], old.models.get(name)
+    if wanted == before:
+        return
+    if before and msgspec.structs.replace(wanted, replicas=before.replicas, replicas_max=before.replicas_max) == before:
+        server.scale(name, replicas_of(wanted))
+        yield f"model {name} has other replicas"
+        return
+    handle = server.deploy(name, wanted.target, **{**model_settings(wanted), "wait": True})
+    yield f"model {handle.name} is deployed"
+
+
+def _application(server: Server, name: str, old: Config, new: Config) -> Iterator[str]:
+    wanted = new.apps[name]
+    if wanted != old.apps.get(name):
+        server.app(name, wanted.models, **application_settings(wanted))
+        yield f"application {name} is {'changed' if name in old.apps else 'made'}"
+
+
+def said_by_both(old: Config, new: Config) -> Config:
+    """The new one, with what only the old one declares: a file that an editor has half written forgets nothing."""
+    return msgspec.structs.replace(new, models={**old.models, **new.models}, apps={**old.apps, **new.apps})
+
+
+def left(old: Config, new: Config) -> Iterator[str]:
+    """What a change of the file does not end, and what it does not change."""
+    for name in old.models.keys() - new.models.keys():
+        yield f"model {name} is not declared any more, and runs on. To end it: clipper retire {name}"
+    for name in old.apps.keys() - new.apps.keys():
+        yield f"application {name} is not declared any more, and stays. To delete it: clipper app remove {name}"
+    for section in _AT_START:
+        if getattr(old, section) != getattr(new, section):
+            yield f"[{section}] has changed: that holds from the next start on"

@@ -1,0 +1,313 @@
+"""What can be done to a running server, one function a verb: in this process, over HTTP (rest.py) and from a shell the same.
+
+Each change takes effect through the catalog, whose entry of it in the history carries the verb and who asked. A rehearsal
+(`dry_run`) makes all checks of the real thing and writes nothing.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from clipper.catalog import Catalog
+from clipper.config import Config, merge_batching
+from clipper.deploy.artifact import Artifact, is_data
+from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
+from clipper.manage.deployment import type_of
+from clipper.serving.scaling import replica_bounds
+from clipper.store import Store
+from clipper.store.history import Changed, acting, entries, plain
+from clipper.types import Application, Model, VersionedModel, check_name
+
+
+class Server(Protocol):
+    """What a server must be able to do to be managed: see ClipperServer."""
+
+    config: Config
+    catalog: Catalog
+
+    @property
+    def deploy(self) -> Callable[..., Any]: ...
+    def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None: ...
+    def retire(self, name: str | VersionedModel, *, force: bool = False) -> None: ...
+    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
+    def app(self, name: str, models: Any = None, **settings: Any) -> Any: ...
+    def stats(self) -> dict[str, Any]: ...
+
+
+class Change(msgspec.Struct):
+    """What a verb did, or would do. said: in a line.  changed: the records, before and after; empty: it was so already."""
+
+    verb: str
+    said: str = ""
+    dry_run: bool = False
+    changed: tuple[Changed, ...] = ()
+
+
+class Operations:
+    """Threads: any. actor: who does it, for the history.  dry_run: see above."""
+
+    def __init__(self, server: Server, store: Store, actor: str, *, dry_run: bool = False, lock: Any = None) -> None:
+        self._server, self._store = server, store
+        self.actor, self.dry_run = actor, dry_run
+        self._linking = lock or threading.Lock()  # links and roles are read, changed and written back
+
+    def by(self, actor: str, *, dry_run: bool = False) -> Self:
+        """The same operations, done by another."""
+        return type(self)(self._server, self._store, actor, dry_run=dry_run, lock=self._linking)
+
+    @contextmanager
+    def _doing(self, verb: str) -> Iterator[Change]:
+        change = Change(verb, dry_run=self.dry_run)
+        with acting(self.actor, verb, dry=self.dry_run) as now:
+            yield change
+        change.changed = tuple(one for entry in now.entries for one in entry.changed)
+
+    # -- looking
+
+    def stats(self) -> dict[str, Any]:
+        """As ClipperServer.stats."""
+        return self._server.stats()
+
+    def application_stats(self, name: str) -> dict[str, Any]:
+        """The part of `stats` that is about one application. UnknownApplication."""
+        self._server.catalog.application(name)
+        found: dict[str, Any] = self._server.stats()["applications"].get(name, {})
+        return found
+
+    def model_stats(self, model: str) -> dict[str, Any]:
+        """The part that is about `svm:3`, or the latest `svm`. UnknownModel."""
+        id_ = self._server.catalog.view.model(model).id
+        found: dict[str, Any] = self._server.stats()["models"].get(str(id_), {})
+        return found
+
+    def models(self, name: str = "") -> list[dict[str, Any]]:
+        """Each version in service: its record, whether it is the `latest`, who links it, how many replicas it has."""
+        catalog = self._server.catalog
+        found = catalog.versions(VersionedModel.parse(name).name) if name else catalog.models()
+        stats = self._server.stats()["models"]
+        return [self._model_row(model, stats.get(str(model.id), {})) for model in found]
+
+    def _model_row(self, model: Model, row: Mapping[str, Any]) -> dict[str, Any]:
+        view = self._server.catalog.view
+        return {
+            **record_of(model),
+            "input": str(model.input),
+            "applications": [app.name for app in view.linking(model)],
+            "latest": view.model(model.name).id == model.id,
+            "wanted": row.get("wanted", 0),
+            "has": row.get("has", 0),
+        }
+
+    def applications(self) -> list[dict[str, Any]]:
+        """The record of each application."""
+        return [application_row(app) for app in self._server.catalog.applications()]
+
+    def application(self, name: str) -> dict[str, Any]:
+        return application_row(self._server.catalog.application(name))
+
+    def logs(self, model: str, replica: int = 0) -> list[str]:
+        """The last lines a container wrote."""
+        return list(self._server.logs(model, replica))
+
+    def history(self, count: int = 100) -> list[dict[str, Any]]:
+        """The last changes, the oldest first: number, time_us, actor, verb, changed (records before and after)."""
+        if count < 1:
+            raise InvalidInput(f"count={count}: 1 or more.")
+        return [plain(entry) for entry in entries(self._store, count)]
+
+    # -- models
+
+    def deploy(
+        self,
+        name: str,
+        model: str = "",
+        *,
+        version: int | None = None,
+        replicas: int | tuple[int, int] = 1,
+        input: str = "",
+        output: str = "any",
+        batching: str | dict[str, Any] | None = None,
+        cache: bool = True,
+        finite: bool = False,
+        retry_singly: bool = False,
+        row_by_row: bool = False,
+        code: tuple[str, ...] = (),
+        data: bytes = b"",
+        kind: str = "",
+        trusted: tuple[str, ...] = (),
+        promote: bool = True,
+        wait: bool = True,
+    ) -> Change:
+        """As ClipperServer.deploy. model: "module:attribute", or an .onnx or .skops file on the server's host; or such a file's
+        bytes in `data`, and its `kind`, "onnx" or "skops"."""
+        thing = Artifact(kind, data, trusted) if data else model
+        settings: dict[str, Any] = {
+            "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
+            "retry_singly": retry_singly, "row_by_row": row_by_row,
+        }  # fmt: skip
+        if not data and not model:
+            raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')
+        if not data and not is_data(model) and ":" not in model:
+            hint = 'Give "module:attribute", or a file that ends in .onnx or .skops.'
+            raise InvalidInput(f"cannot deploy {model!r}.", hint=hint)
+        with self._doing("deploy") as change:
+            if self.dry_run:
+                id_ = self._rehearse(name, thing, version, input, promote, settings)
+            else:
+                more = {"version": version, "input": input or None, "code": code, "wait": wait, "promote": promote}
+                handle = self._server.deploy(name, thing, **settings, **more)
+                id_ = VersionedModel.parse(handle.name)
+        change.said = f"deployed {id_}{'' if promote else f', behind the latest: clipper promote {id_}'}"
+        return change
+
+    def _rehearse(
+        self, name: str, thing: Any, version: int | None, input: str, promote: bool, settings: dict[str, Any]
+    ) -> VersionedModel:
+        """What can be said of a deployment without starting a container."""
+        catalog, config = self._server.catalog, self._server.config
+        check_name_of(name, "model")
+        least, most = replica_bounds(name, settings["replicas"], config.limits.replicas_max)
+        merge_batching(config.batching, settings["batching"])
+        taken = [model.version for model in catalog.view.versions.get(name, ())]
+        chosen = version if version is not None else max(taken, default=0) + 1
+        target = thing if isinstance(thing, str) else f"({thing.kind})"
+        record = Model(name, chosen, type_of(input or "any"), settings["output"], least, target=target, replicas_max=most)
+        return catalog.register(record, promote=promote).id
+
+    def promote(self, model: str, application: str | None = None) -> Change:
+        """Make this version the latest, which all ask who link the model without a version; with `application`, link that one
+        to this version alone."""
+        catalog = self._server.catalog
+        with self._doing("promote") as change:
+            found = catalog.promote(model, application)
+        where = f" for {application}" if application else ""
+        change.said = f"{found.id} is {found.name}{where} now" if change.changed else f"{found.id} is {found.name}{where} already"
+        return change
+
+    def rollback(self, model: str) -> Change:
+        """Make the version before the latest the latest: the highest below it that is in service."""
+        catalog = self._server.catalog
+        now = catalog.latest(VersionedModel.parse(model).name)
+        below = [other for other in catalog.versions(now.name) if other.version < now.version]
+        if not below:
+            served = ", ".join(str(other.id) for other in catalog.versions(now.name))
+            hint = f"In service: {served}. To choose one: clipper promote NAME:VERSION."
+            raise UnknownVersion(f"model {now.name!r} has no version below {now.version} in service to go back to.", hint=hint)
+        with self._doing("rollback") as change:
+            catalog.promote(below[-1].id)
+        change.said = f"{below[-1].id} is {now.name} now; it was {now.id}"
+        return change
+
+    def scale(self, model: str, replicas: int | tuple[int, int]) -> Change:
+        """Run so many containers of a version, or within (least, most) as many as the load asks for."""
+        with self._doing("scale") as change:
+            id_ = self._server.catalog.view.model(model).id
+            if self.dry_run:
+                least, most = replica_bounds(model, replicas, self._server.config.limits.replicas_max)
+                self._server.catalog.set_replicas(id_, least, most)
+            else:
+                self._server.scale(id_, replicas)
+        many = f"{replicas[0]} to {replicas[1]}" if isinstance(replicas, tuple) else str(replicas)
+        change.said = f"{id_} has {many} replica{'' if many == '1' else 's'}"
+        return change
+
+    def retire(self, model: str, force: bool = False) -> Change:
+        """Take a version out of service for good."""
+        with self._doing("retire") as change:
+            id_ = self._server.catalog.view.model(model).id
+            if self.dry_run:
+                self._server.catalog.retire_model(id_, force=force)
+            else:
+                self._server.retire(id_, force=force)
+        change.said = f"retired {id_}"
+        return change
+
+    # -- applications
+
+    def set_application(
+        self, name: str, models: tuple[str, ...] | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Change:
+        """Make an application, or change what is named of it; settings as of ClipperServer.app."""
+        known = name in self._server.catalog.view.applications
+        given = dict(settings or {})
+        with self._doing("set") as change:
+            self._server.app(name, models, **given)
+        change.said = f"{'changed' if known else 'made'} application {name}" if change.changed else f"{name} is so already"
+        return change
+
+    def remove_application(self, name: str) -> Change:
+        """Delete an application."""
+        with self._doing("remove") as change:
+            self._server.catalog.application(name)
+            self._server.catalog.unregister_application(name)
+        change.said = f"removed application {name}"
+        return change
+
+    def link(self, application: str, model: str, role: str = "") -> Change:
+        """Let an application ask one more model; in a role, as `shadow` or `challenger(share=0.1)`, or as one of those that
+        answer."""
+        return self._link("link", application, model, role)
+
+    def challenge(self, application: str, model: str, share: float = 0.1) -> Change:
+        """Let a model alone answer a share of an application's queries."""
+        return self._link("challenge", application, model, f"challenger(share={share:g})")
+
+    def shadow(self, application: str, model: str, share: float = 1.0) -> Change:
+        """Ask a model beside an application's queries, or a share of them, and never use what it says."""
+        return self._link("shadow", application, model, f"shadow(share={share:g})" if share != 1.0 else "shadow")
+
+    def _link(self, verb: str, application: str, model: str, role: str) -> Change:
+        catalog = self._server.catalog
+        wanted = parsed(model)
+        with self._linking, self._doing(verb) as change:
+            catalog.view.model(wanted)
+            app = catalog.application(application)
+            links = app.models if wanted in app.models else (*app.models, wanted)
+            roles = {name: text for name, text in app.roles.items() if name != str(wanted)}
+            self._server.app(application, links, roles={**roles, str(wanted): role} if role else roles)
+        change.said = f"{application} asks {wanted}{f' as {role}' if role else ''}{'' if change.changed else ' already'}"
+        return change
+
+    def unlink(self, application: str, model: str) -> Change:
+        """Let an application ask one model less."""
+        catalog = self._server.catalog
+        wanted = parsed(model)
+        with self._linking, self._doing("unlink") as change:
+            app = catalog.application(application)
+            if wanted not in app.models:
+                linked = ", ".join(map(str, app.models)) or "none"
+                raise UnknownModel(f"application {app.name!r} does not link '{wanted}'.", hint=f"Linked: {linked}.")
+            roles = {name: text for name, text in app.roles.items() if name != str(wanted)}
+            self._server.app(application, tuple(link for link in app.models if link != wanted), roles=roles)
+        change.said = f"{application} does not ask {wanted} any more"
+        return change
+
+
+# -- records of builtins
+
+
+def record_of(record: msgspec.Struct) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    found.pop("schema", None)
+    return found
+
+
+def application_row(app: Application) -> dict[str, Any]:
+    return {**record_of(app), "input": str(app.input), "models": [str(model) for model in app.models]}
+
+
+def parsed(model: str) -> VersionedModel:
+    try:
+        return VersionedModel.parse(model)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+
+
+def check_name_of(name: str, noun: str) -> None:
+    try:
+        check_name(name, noun)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None

@@ -1,0 +1,185 @@
+"""Management over HTTP: a route for each verb of operations.py, on a listener of its own. Who may is frontend/admin.py's.
+
+What a verb takes comes as members of a JSON object, or, of a GET, as parameters of the query; `?dry_run=true` rehearses any
+change.
+`Clipper-Actor` says who asks, for the history: it is believed, for whoever may manage may write what they like.
+"""
+
+import inspect
+import types
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from clipper.errors import InvalidInput, did_you_mean
+from clipper.frontend.messages import Outcome, Request, Response, Work, answer_json, read_json
+from clipper.frontend.node import Node
+from clipper.frontend.rest import Rest
+from clipper.frontend.routes import Routes
+from clipper.manage.operations import Operations
+from clipper.types import Application
+
+# method, pattern, verb, names of what the pattern's {} are
+VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("GET", "/admin/stats", "stats", ()),
+    ("GET", "/admin/history", "history", ()),
+    ("GET", "/admin/models", "models", ()),
+    ("GET", "/admin/models/{}", "models", ("name",)),
+    ("GET", "/admin/models/{}/logs", "logs", ("model",)),
+    ("GET", "/admin/models/{}/stats", "model_stats", ("model",)),
+    ("POST", "/admin/models/{}/deploy", "deploy", ("name",)),
+    ("POST", "/admin/models/{}/promote", "promote", ("model",)),
+    ("POST", "/admin/models/{}/rollback", "rollback", ("model",)),
+    ("POST", "/admin/models/{}/scale", "scale", ("model",)),
+    ("POST", "/admin/models/{}/retire", "retire", ("model",)),
+    ("GET", "/admin/applications", "applications", ()),
+    ("GET", "/admin/applications/{}", "application", ("name",)),
+    ("GET", "/admin/applications/{}/stats", "application_stats", ("name",)),
+    ("POST", "/admin/applications/{}/link", "link", ("application",)),
+    ("POST", "/admin/applications/{}/unlink", "unlink", ("application",)),
+    ("POST", "/admin/applications/{}/challenge", "challenge", ("application",)),
+    ("POST", "/admin/applications/{}/shadow", "shadow", ("application",)),
+    ("POST", "/admin/applications/{}/remove", "remove_application", ("name",)),
+)
+_LISTS = {"models": "models", "applications": "applications", "history": "history", "logs": "lines"}
+_SETTINGS = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")} | {"input": str}
+_OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])
+_FLAG = {"dry_run": bool}
+
+
+class Management:
+    """Threads: any. Every verb runs on a worker thread: the store may take its time."""
+
+    def __init__(self, node: Node, operations: Operations) -> None:
+        self._node, self._operations = node, operations
+
+    def add_to(self, routes: Routes) -> None:
+        for method, pattern, verb, names in VERBS:
+            routes.add(method, pattern, on_worker(self._calling(verb, names, method == "GET")))
+        for method, suffix, handler in (
+            ("POST", "/set", self.set_application),
+            ("PUT", "", self.put_application),
+            ("PATCH", "", self.patch_application),
+            ("DELETE", "", self.delete_application),
+        ):
+            routes.add(method, f"/admin/applications/{{}}{suffix}", on_worker(handler))
+        rest = Rest(self._node)  # for who manages, there need be no other listener to try an application
+        routes.add("POST", "/admin/applications/{}/predict", rest.predict)
+        routes.add("POST", "/admin/applications/{}/feedback", rest.feedback)
+
+    def _calling(self, verb: str, names: tuple[str, ...], looks: bool) -> Callable[[Request], Response]:
+        takes = arguments_of(getattr(Operations, verb))
+
+        needed = needed_by(getattr(Operations, verb))
+
+        def call(request: Request) -> Response:
+            flags = _flags(request, takes if looks else _FLAG)
+            given = flags if looks else read_members(request, takes, names)
+            if lacking := [name for name in needed if name not in given and name not in names]:
+                raise InvalidInput(f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}.")
+            operations = self._by(request, not looks and flags.get("dry_run", False))
+            result = getattr(operations, verb)(**dict(zip(names, request.params, strict=True)), **given)
+            return answer_json({_LISTS[verb]: result} if verb in _LISTS else result)
+
+        return call
+
+    def _by(self, request: Request, dry_run: bool) -> Operations:
+        actor = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
+        return self._operations.by(actor if actor.isprintable() and actor else "http", dry_run=dry_run)
+
+    # -- applications, whose settings are members of the body
+
+    def set_application(self, request: Request) -> Response:
+        settings = _settings(request)
+        models = _models_of(settings)
+        operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
+        return answer_json(operations.set_application(request.params[0], models, settings))
+
+    def put_application(self, request: Request) -> Response:
+        """Makes it, or sets what the body names; what it does not name stays."""
+        name = request.params[0]
+        is_new = name not in self._node.catalog.view.applications
+        self.set_application(request)
+        return answer_json(self._operations.application(name), 201 if is_new else 200)
+
+    def patch_application(self, request: Request) -> Response:
+        name = request.params[0]
+        self._node.catalog.application(name)
+        self.set_application(request)
+        return answer_json(self._operations.application(name))
+
+    def delete_application(self, request: Request) -> Response:
+        self._by(request, False).remove_application(request.params[0])
+        return Response(204, b"")
+
+
+def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:
+    return lambda request: Work(lambda: verb(request))
+
+
+# -- what comes in
+
+
+def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:
+    """The types of what a verb takes, by name."""
+    hints = get_type_hints(verb)
+    return {name: _over_the_wire(hints[name]) for name in inspect.signature(verb).parameters if name != "self"}
+
+
+def needed_by(verb: Callable[..., Any]) -> list[str]:
+    """What a verb cannot do without."""
+    parameters = inspect.signature(verb).parameters.values()
+    return [one.name for one in parameters if one.default is inspect.Parameter.empty and one.name != "self"]
+
+
+def _over_the_wire(type_: Any) -> Any:
+    """JSON has no tuples of two kinds: (least, most) and a number are told apart by what comes."""
+    return Any if isinstance(type_, types.UnionType) and tuple[int, int] in get_args(type_) else type_
+
+
+def read_members(request: Request, takes: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The members of the body as a verb takes them. InvalidInput for one it does not know, lacks, or of another type."""
+    given = read_json(_OBJECT, request.body or b"{}")
+    found = {name: _converted(name, value, takes, names) for name, value in given.items()}
+    if isinstance(found.get("replicas"), list):
+        found["replicas"] = tuple(found["replicas"])
+    return found
+
+
+def _converted(name: str, value: Any, takes: dict[str, Any], names: tuple[str, ...], strict: bool = True) -> Any:
+    known = [other for other in takes if other not in names]
+    if name not in known:
+        guess = did_you_mean(name, known) or "."
+        raise InvalidInput(f"unknown member {name!r}{guess}", hint=f"Members: {', '.join(known) or 'none'}.")
+    try:
+        return msgspec.convert(value, takes[name], strict=strict)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"`{name}`: {error}.") from None
+
+
+def _flags(request: Request, takes: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the query."""
+    pairs = urllib.parse.parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
+    return {name: _converted(name, value, takes, (), strict=False) for name, value in pairs}
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    settings: dict[str, Any] = read_json(_OBJECT, request.body or b"{}")
+    if settings.pop("name", request.params[0]) != request.params[0]:
+        raise InvalidInput("the body names another application than the path.", hint="Leave `name` out.")
+    for key in settings.keys() & _SETTINGS.keys():
+        try:
+            settings[key] = msgspec.convert(settings[key], _SETTINGS[key])
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"`{key}`: {error}.") from None
+    return settings
+
+
+def _models_of(settings: dict[str, Any]) -> tuple[str, ...] | None:
+    """Taken out of `settings`. None leaves the links as they are; a new application begins with none."""
+    models = settings.pop("models", None)
+    if models is not None and not (isinstance(models, list) and all(isinstance(model, str) for model in models)):
+        raise InvalidInput("`models` is a list of names, as ['svm', 'rf:3'].")
+    return None if models is None else tuple(models)

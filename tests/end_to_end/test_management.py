@@ -1,0 +1,288 @@
+"""A real `clipper up`, managed from a shell and by `clipper.connect`: what is done takes effect, and is there after a kill."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import numpy as np
+import pytest
+
+import clipper
+from clipper import errors
+from clipper.cli import main
+from clipper.manage.client import Client
+from clipper.manage.running import Running, announce, running, the_one
+
+PATIENCE_S = 60.0
+MODELS = """
+def double(rows):
+    print("a batch of", len(rows), flush=True)
+    return rows.sum(axis=1) * 2
+
+
+def triple(rows):
+    return rows.sum(axis=1) * 3
+
+
+def quadruple(rows):
+    return rows.sum(axis=1) * 4
+"""
+FILE = """
+[server]
+state = "state"
+drain_s = 1.0
+[models.sums]
+target = "mine:double"
+input = "f64[3]"
+[apps.total]
+models = ["sums"]
+slo_ms = 30000
+default = -1
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "mine.py").write_text(MODELS)
+    (tmp_path / "clipper.toml").write_text(FILE)
+    return tmp_path
+
+
+class Up:
+    """`clipper up` in a process of its own; what it says, until now, is in `seen`."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-u", "-m", "clipper", "up", *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.seen = ""
+
+    def until(self, *texts: str) -> str:
+        assert self.process.stdout is not None
+        give_up = time.monotonic() + PATIENCE_S
+        while not all(text in self.seen for text in texts):
+            assert select.select([self.process.stdout], [], [], max(0.0, give_up - time.monotonic()))[0], self.seen
+            data = os.read(self.process.stdout.fileno(), 4096).decode()
+            assert data, f"it ended before saying {texts}: {self.seen}"
+            self.seen += data
+        return self.seen
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@contextlib.contextmanager
+def up(*words: str) -> Iterator[Up]:
+    started = Up(*words)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.end(signal.SIGKILL)
+
+
+def shell(*words: str, code: int = 0) -> str:
+    """A command in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "clipper", *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def said(*words: str, code: int = 0) -> Any:
+    """A command in this process; what it prints as JSON, or says when it fails."""
+    result = click.testing.CliRunner().invoke(main, [*words, *(("-o", "json") if code == 0 else ())], prog_name="clipper")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout) if code == 0 else result.stderr
+
+
+def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> None:
+    with up() as first:
+        first.until("sums:1/0 is connected", "containers dial in")
+        assert shell("predict", "total", "[1, 2, 3]").startswith("12.0\tby sums:1 in ")
+        assert "would be: deployed sums:2" in shell("deploy", "sums", "mine:triple", "--input", "f64[3]", "--dry-run")
+        assert [row["version"] for row in said("models", "sums")] == [1]
+        assert "deployed sums:2" in shell("deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind")
+        assert said("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert shell("promote", "sums:2").startswith("sums:2 is sums now\n")
+        assert said("predict", "total", "[1, 2, 3]")["output"] == 18
+        assert shell("rollback", "sums").startswith("sums:1 is sums now; it was sums:2\n")
+        assert said("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert shell("scale", "sums:2", "2").startswith("sums:2 has 2 replicas\n")
+        assert "a batch of 1" in shell("logs", "sums:1")
+        server = clipper.connect(state="state")
+        server.set_application("other", ["sums:2"], slo_ms=30_000, default=[1, 2])
+        first.end(signal.SIGKILL)
+    assert "no server of yours runs here on the state" in shell("models", code=2)
+    with up() as second:
+        second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers dial in")
+        rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
+        assert rows == [["sums:1", "*", "f64[3]", "1/1"], ["sums:2", "f64[3]", "2/2", "other"]]
+        assert said("predict", "total", "[1, 2, 3]")["output"] == 12
+        assert said("predict", "other", "[1, 2, 3]")["output"] == 18
+        assert said("app", "show", "other")["default"] == [1, 2]
+        verbs = [(row["verb"], row["actor"].partition("@")[0]) for row in said("history")]
+        mine = verbs[1][1]
+        assert [verb for verb, _ in verbs] == ["deploy", "set", "deploy", "promote", "rollback", "scale", "set"], verbs
+        assert mine == "the configuration"
+        assert second.end() == 0
+
+
+def test_every_verb_by_hand(here: Path) -> None:
+    with up() as server:
+        server.until("sums:1/0 is connected", "containers dial in")
+        said("deploy", "more", "mine:quadruple", "--input", "f64[3]", "--replicas", "1-2")
+        said("app", "set", "mean", "--model", "sums", "--slo-ms", "30000", "--policy", "stacking", "--default", "0")
+        assert said("link", "mean", "more")["said"] == "mean asks more"
+        assert said("unlink", "mean", "more", "--dry-run")["dry_run"]
+        assert said("unlink", "mean", "more")["said"] == "mean does not ask more any more"
+        said("challenge", "mean", "more", "--share", "0.5")
+        assert said("app", "show", "mean")["roles"] == {"more": "challenger(share=0.5)"}
+        said("shadow", "mean", "more")
+        assert said("app", "show", "mean")["roles"] == {"more": "shadow"}
+        answer = said("predict", "mean", "[1, 1, 1]", "--user", "ann", "--slo-ms", "20000")
+        assert answer["output"] == 6
+        assert said("feedback", "mean", answer["id"], "--label", "6") == {"counted": True}
+        assert said("feedback", "mean", answer["id"], "--label", "6") == {"counted": False}
+        assert {"total", "mean"} == {row["name"] for row in said("apps")}
+        assert said("stats")["applications"]["mean"]["queries"] == 1
+        for table in ("apps", "stats", "history"):
+            assert "mean" in shell(table)
+        assert "slo_ms" in shell("app", "show", "mean")
+        assert "is still linked to: mean" in said("retire", "more", code=2)
+        said("retire", "more", "--force", "--dry-run")
+        said("retire", "more", "--force")
+        said("app", "remove", "mean")
+        assert [row["name"] for row in said("models")] == ["sums"]
+        assert "no model 'smus' - did you mean 'sums'?" in said("scale", "smus", "2", code=2)
+        assert "no application 'totl' - did you mean 'total'?" in said("predict", "totl", "[1, 2, 3]", code=2)
+        assert "is no JSON" in said("predict", "total", "[1, 2", code=2)
+        assert "a number or two of them" in said("scale", "sums", "many", code=2)
+        assert "does not know" not in said("predict", "total", "[1, 2]", code=2)
+        assert "management needs the token" in said("models", "--token", "wrong", code=2)
+        assert server.end() == 0
+
+
+def test_the_file_is_followed(here: Path) -> None:
+    file = here / "clipper.toml"
+    with up("--reload") as server:
+        server.until("sums:1/0 is connected", "containers dial in")
+        file.write_text(FILE.replace("mine:double", "mine:triple") + '[apps.more]\nmodels = ["sums"]\nslo_ms = 30000\n')
+        server.until("model sums:2 is deployed", "application more is made")
+        assert said("predict", "more", "[1, 2, 3]")["output"] == 18
+        file.write_text(FILE.replace("slo_ms", "slo"))
+        server.until("is not used: clipper.toml:10: unknown key 'slo' in [apps.total] - did you mean 'slo_ms'?")
+        file.write_text(FILE.replace("mine:double", "mine:triple").replace("drain_s = 1.0", "drain_s = 2.0"))
+        server.until("application more is not declared any more", "[server] has changed")
+        assert said("predict", "more", "[1, 2, 3]")["output"] == 18
+        assert server.end() == 0
+
+
+# -- clipper.connect, on a server of this process
+
+
+@pytest.fixture(scope="module")
+def managed() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(admin="127.0.0.1:0", http={"token": "secret"}, drain_s=1.0) as server:
+        server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]")
+        server.app("total", ["sums"], slo_ms=30_000)
+        server.app("learns", ["sums"], slo_ms=30_000, policy="stacking")
+        barrier = clipper.connect(f"http://{server.admin_address}", "secret")
+        for _ in range(8):  # worker threads start as they are needed, and stay
+            barrier.models()
+        yield server
+
+
+@pytest.fixture
+def client(managed: clipper.ClipperServer) -> Client:
+    return clipper.connect(managed.admin_address, "secret")
+
+
+def test_errors_are_those_of_the_server(client: Client) -> None:
+    for raises, what in (
+        (errors.UnknownModel, lambda: client.scale("smus", 1)),
+        (errors.UnknownVersion, lambda: client.promote("sums:9")),
+        (errors.UnknownVersion, lambda: client.rollback("sums")),
+        (errors.UnknownApplication, lambda: client.link("totl", "sums")),
+        (errors.StillLinked, lambda: client.retire("sums")),
+        (errors.InvalidInput, lambda: client.set_application("total", slo_ms=-1)),
+        (errors.InvalidInput, lambda: client.deploy("x", "nothing")),
+        (errors.PackagingError, lambda: client.deploy("x", "missing.onnx")),
+        (errors.PackagingError, lambda: client.deploy("x", print)),  # type: ignore[arg-type]
+        (errors.AlreadyExists, lambda: client.deploy("sums", "a:b", version=1)),
+        (errors.DeployFailed, lambda: client.deploy("gone", "nowhere.at.all:f")),
+        (errors.InvalidInput, lambda: client.predict("total", float("nan"))),
+        (errors.InvalidInput, lambda: client.predict("total", [1, 2])),
+        (errors.UnknownPrediction, lambda: client.feedback("learns", "nobody-1", label=1)),
+        (errors.InvalidInput, lambda: client.application("")),
+    ):
+        with pytest.raises(raises) as caught:
+            what()
+        assert type(caught.value) is raises
+        assert caught.value.message
+    with pytest.raises(errors.UnknownModel, match="did you mean 'sums'"):
+        client.models("smus")
+
+
+def test_values_travel(client: Client) -> None:
+    answer = client.predict("total", np.array([1.5, 2, 3]))
+    assert (answer.output, str(answer.models[0]), answer.is_default) == (6.5, "sums:1", False)
+    assert client.predict("total", [1, 2, 3], user="ann").output == 6
+    assert client.stats()["models"]["sums:1"]["has"] == 1
+    assert client.application("total")["slo_ms"] == 30_000
+    assert "total" in {row["name"] for row in client.applications()}
+    assert client.logs("sums") == []
+    assert client.history(1)[0]["verb"]
+
+
+def test_a_verb_in_this_process_is_the_same(managed: clipper.ClipperServer) -> None:
+    change = managed.manage.by("ann", dry_run=True).scale("sums", (1, 3))
+    assert change.said == "sums:1 has 1 to 3 replicas"
+    assert managed.manage.models("sums")[0]["replicas_max"] == 0
+    managed.manage.by("ann").set_application("total", settings={"slo_ms": 29_000})
+    assert managed.manage.history(1)[0]["actor"] == "ann"
+    assert managed.catalog.application("total").slo_ms == 29_000
+    managed.app("total", slo_ms=30_000)
+
+
+def test_whom_to_ask(managed: clipper.ClipperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://{managed.admin_address}"
+    with pytest.raises(errors.NotAllowed, match="needs the token"):
+        clipper.connect(url).models()
+    with pytest.raises(errors.NotAllowed, match="--token"):
+        clipper.connect(url, "wrong").models()
+    monkeypatch.setenv("CLIPPER_URL", url)
+    monkeypatch.setenv("CLIPPER_ADMIN_TOKEN", "secret")
+    assert clipper.connect().models()
+    for wrong in ("ftp://x", "http://", "http://x:99999"):
+        with pytest.raises(errors.InvalidInput):
+            clipper.connect(wrong)
+    with pytest.raises(errors.NoServer, match=re.escape("Start one with: clipper up --admin 127.0.0.1:1 ")):
+        clipper.connect("127.0.0.1:1").models()
+
+
+def test_servers_say_where_they_are(managed: clipper.ClipperServer, tmp_path: Path) -> None:
+    (mine,) = [one for one in running() if one.pid == os.getpid()]
+    assert (mine.url, mine.token, mine.state) == (f"http://{managed.admin_address}", "secret", "")
+    place = tmp_path / "clipper-dead"
+    place.mkdir()
+    (place / "alive").touch()
+    announce(place, Running("http://127.0.0.1:1", 1))
+    assert (place / "manage.json").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(errors.NoServer, match=re.escape(str(tmp_path))):
+        the_one(str(tmp_path / "state"))

@@ -1,0 +1,78 @@
+"""Every change of the catalog has its entry, whoever writes; a rehearsal has none."""
+
+import random
+
+import msgspec
+import pytest
+
+from clipper.catalog import Catalog
+from clipper.errors import AlreadyExists, UnknownModel
+from clipper.store import MemoryStore
+from clipper.store.history import ENTRIES_MAX, Entry, acting, actor_here, entries, plain
+
+
+def test_each_change_says_who_what_and_how_it_was() -> None:
+    with MemoryStore() as store, Catalog(store, follow=False, wall_us=lambda: 7) as catalog:
+        catalog.register_model("svm", "f64[64]")
+        with acting("ann", "challenge"):
+            catalog.register_application("digits", ["svm"], default=b"x")
+        catalog.update_application("digits", slo_ms=5.0)
+        catalog.update_application("digits", slo_ms=5.0)  # it is so already
+        catalog.unregister_application("digits")
+        with pytest.raises(UnknownModel):
+            catalog.retire_model("svn")
+        found = entries(store)
+        assert [(entry.number, entry.time_us, entry.verb) for entry in found] == [
+            (1, 7, "deploy"), (2, 7, "challenge"), (3, 7, "set"), (4, 7, "remove"),
+        ]  # fmt: skip
+        assert [entry.actor for entry in found] == [actor_here(), "ann", actor_here(), actor_here()]
+        (one,) = plain(found[2])["changed"]
+        assert (one["key"], one["before"]["slo_ms"], one["after"]["slo_ms"]) == ("application/digits", 20.0, 5.0)
+        (gone,) = plain(found[3])["changed"]
+        assert gone["after"] is None
+        assert [entry.number for entry in entries(store, 2)] == [3, 4]
+
+
+def test_a_rehearsal_checks_and_writes_nothing() -> None:
+    with MemoryStore() as store, Catalog(store, follow=False) as catalog:
+        model = catalog.register_model("svm", "f64[64]")
+        before = store.range("")
+        with acting("ann", "deploy", dry=True) as rehearsal:
+            catalog.register_model("svm", "f64[64]")
+            with pytest.raises(AlreadyExists):
+                catalog.register(model)
+        assert [one.key for one in rehearsal.entries[0].changed] == ["model/svm/2", "scale/svm/2"]
+        assert len(rehearsal.entries) == 1
+        assert store.range("") == before
+
+
+def test_the_last_are_kept_and_numbers_go_on() -> None:
+    """Beside a list of what was written, through restarts of the catalog."""
+    rng, wrote = random.Random(7), 0
+    with MemoryStore() as store:
+        for _ in range(4):
+            with Catalog(store, follow=False) as catalog:
+                for _ in range(rng.randrange(100, 500)):
+                    wrote += 1
+                    name = f"a{wrote % 3}"
+                    if name in catalog.view.applications:
+                        catalog.unregister_application(name)
+                    else:
+                        catalog.register_application(name)
+        kept = [entry.number for entry in entries(store)]
+        assert kept == list(range(max(1, wrote - ENTRIES_MAX + 1), wrote + 1))
+        assert len(store.range("history/")[0]) <= ENTRIES_MAX
+
+
+def test_what_cannot_be_kept_or_read_is_left_out() -> None:
+    with MemoryStore() as store, Catalog(store, follow=False) as catalog:
+        catalog.register_application("long", default="x" * 100_000)
+        store.put("catalog/application/odd", b"no JSON")
+        catalog.refresh()
+        catalog.unregister_application("odd")
+        store.put("history/0999", b"no JSON")
+        first, second = entries(store)
+        assert msgspec.json.decode(first.changed[0].after) == "(too long to keep)"
+        assert msgspec.json.decode(second.changed[0].before) == "(not readable)"
+        assert isinstance(first, Entry)
+        assert len(msgspec.json.encode(first)) < 1000
