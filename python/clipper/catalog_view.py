@@ -118,6 +118,12 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
+def application_in(value: bytes) -> Application:
+    """As `encode` wrote it. MsgspecError, ValueError, LookupError or TypeError when it is none."""
+    app = msgspec.json.decode(value, type=Application)
+    return msgspec.structs.replace(app, default=_unwrap(app.default))
+
+
 def view_of(records: Sequence[Record], revision: int) -> View:
     models: dict[VersionedModel, Model] = {}
     scales: dict[str, Scale] = {}
@@ -136,9 +142,9 @@ def view_of(records: Sequence[Record], revision: int) -> View:
             elif kind == "promoted":
                 promoted[record.key.rpartition("/")[2]] = msgspec.json.decode(record.value, type=Promoted)
             elif kind == "application":
-                app = msgspec.json.decode(record.value, type=Application)
+                app = application_in(record.value)
                 _same_key(record.key, app_key(app.name))
-                apps[app.name] = msgspec.structs.replace(app, default=_unwrap(app.default))
+                apps[app.name] = app
         except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
             unreadable[record.key] = str(error)
     versions: dict[str, tuple[Model, ...]] = {}

@@ -489,6 +489,41 @@ def feedback(ask: Asking, application: str, id: str, label: str | None, correct:
     ask.show({"counted": counted}, lambda: "counted" if counted else "it had come before")
 
 
+# -- the state as one file
+
+
+@click.command("export", short_help="Write the state as one file.")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@_talks
+def export_(ask: Asking, file: Path) -> None:
+    """Write models, applications and what was learned into FILE, or - for stdout.
+
+    \b
+    clipper export state.json
+    """
+    state = ask.server.export_state()
+    if str(file) == "-":
+        click.echo(state, nl=False)
+        return
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
+        out.write(state)
+    ask.show({"file": str(file), "bytes": len(state)}, lambda: f"wrote {len(state)} bytes to {file}")
+
+
+@click.command("import", short_help="Add an exported state.")
+@click.argument("file", type=click.Path(dir_okay=False, exists=True, allow_dash=True, path_type=Path))
+@_dry
+@_talks
+def import_(ask: Asking, file: Path, dry_run: bool) -> None:
+    """Add what `clipper export` wrote. The models in FILE are code that will run: import only from whom you trust.
+
+    \b
+    clipper import state.json
+    """
+    state = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    ask.show_change(ask.server.import_state(state, dry_run=dry_run))
+
+
 # -- completion
 
 
@@ -512,7 +547,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 _VERBS = (
     models, apps, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow, logs, history, stats, predict,
-    feedback, completion,
+    feedback, export_, import_, completion,
 )  # fmt: skip
 
 

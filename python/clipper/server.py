@@ -20,6 +20,7 @@ from clipper.errors import (
 from clipper.frontend.streaming import Streaming
 from clipper.manage.declared import application_settings, model_settings
 from clipper.manage.deployment import Deployment, type_of
+from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.running import Running, announce, state_named
 from clipper.selection import covering, policy_named
@@ -89,7 +90,7 @@ class ClipperServer(Streaming):
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
         self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
-        self.manage = Operations(self, self._store, actor_here())
+        self.manage = Operations(self, Place(self._store, self._dir.models, self._deployment.resume), actor_here())
 
     # -- life
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 import clipper
 from clipper import errors
 from clipper.cli import main
+from clipper.frontend.messages import to_json
 from clipper.manage.client import Client
 from clipper.manage.running import Running, announce, running, the_one
 
@@ -193,6 +195,30 @@ def test_the_file_is_followed(here: Path) -> None:
         assert server.end() == 0
 
 
+def test_the_page_says_what_commands_say(here: Path) -> None:
+    """docs/managing.md: each command in turn, on the file that it shows; times, names and ids aside."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "managing.md").read_text()
+    (file,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    (console,) = re.findall(r"^```console\n(.*?)^```", page, re.M | re.S)
+    (here / "clipper.toml").write_text(file)
+    code = "def total(rows):\n    return rows.sum(axis=1)\n\n\ndef doubled(rows):\n    return rows.sum(axis=1) * 2\n"
+    (here / "mine.py").write_text(code)
+    with up() as server:
+        server.until("sums:1/0 is connected", "containers dial in")
+        for example in console.split("$ clipper ")[1:]:
+            line, _, shown = example.partition("\n")
+            result = click.testing.CliRunner().invoke(main, shlex.split(line), prog_name="clipper")
+            assert masked(result.output) == masked(shown), line
+        assert server.end() == 0
+
+
+def masked(text: str) -> str:
+    """What differs from run to run left out, and the widths of columns that depend on it."""
+    for what in (r"\d+\.\d\d ms", r"id \S+", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", r"\S+@\S+"):
+        text = re.sub(what, "...", text)
+    return re.sub(r" +", " ", text)
+
+
 # -- clipper.connect, on a server of this process
 
 
@@ -258,6 +284,40 @@ def test_a_verb_in_this_process_is_the_same(managed: clipper.ClipperServer) -> N
     assert managed.manage.history(1)[0]["actor"] == "ann"
     assert managed.catalog.application("total").slo_ms == 29_000
     managed.app("total", slo_ms=30_000)
+
+
+def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
+    with clipper.start(state=str(tmp_path / "old"), drain_s=1.0) as old:
+        for factor in (1, 2, 3):
+            old.deploy("sums", lambda rows, factor=factor: rows.sum(axis=1) * factor, input="f64[3]")
+        old.manage.promote("sums:2")
+        old.manage.retire("sums:1")
+        old.app("total", ["sums"], slo_ms=30_000, default=b"\0x", policy="stacking")
+        answer = old.app("total").predict([1, 2, 3]).result(PATIENCE_S)
+        assert old.app("total").feedback(answer, label=12)
+        old._learning.states.close()  # writes
+        text = to_json(old.manage.export_state())
+    with clipper.start(state=str(tmp_path / "new"), admin="127.0.0.1:0", drain_s=1.0) as new:
+        client = clipper.connect(new.admin_address)
+        assert client.import_state(text, dry_run=True)["changed"] == []
+        assert client.import_state(text)["said"] == "imported sums:2, sums:3, total"
+        assert [(row["version"], row["latest"]) for row in client.models("sums")] == [(2, True), (3, False)]
+        assert client.predict("total", [1, 2, 3]).output == 12
+        assert new.catalog.application("total").default == b"\0x"
+        keys = [record.key for record in new._store.range("selection/")[0]]
+        assert keys
+        assert client.import_state(text)["changed"] == []
+        again = json.loads(client.export_state())
+        assert [model["target"] for model in again["models"]] == [model["target"] for model in json.loads(text)["models"]]
+        new.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]", version=7)
+        other = json.loads(text)
+        other["models"][0] |= {"version": 7}
+        with pytest.raises(errors.AlreadyExists, match="'sums:7' is another one here"):
+            client.import_state(json.dumps(other).encode())
+        other["files"] = {}
+        for wrong in (json.dumps(other).encode(), b"[]", b"no JSON", b"{}"):
+            with pytest.raises(errors.InvalidInput):
+                client.import_state(wrong)
 
 
 def test_whom_to_ask(managed: clipper.ClipperServer, monkeypatch: pytest.MonkeyPatch) -> None:

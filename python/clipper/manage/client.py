@@ -149,6 +149,16 @@ class Client:
         """Ask a model beside an application's queries, and never use what it says."""
         return self._change(f"/admin/applications/{_quoted(application)}/shadow", dry_run, {"model": model, "share": share})
 
+    # -- the state as one file
+
+    def export_state(self) -> bytes:
+        """Models with their files, applications, and what was learned: JSON, for `import_state`."""
+        return msgspec.json.encode(self._object("GET", "/admin/export"))
+
+    def import_state(self, state: bytes, *, dry_run: bool = False) -> dict[str, Any]:
+        """Add what `export_state` gave to this server. It runs code that is in there."""
+        return self._object("POST", "/admin/import" + ("?dry_run=true" if dry_run else ""), body=state)
+
     # -- asking
 
     def predict(self, application: str, input: Any, **settings: Any) -> Answer:
@@ -177,8 +187,10 @@ class Client:
         found: list[Any] = self._object("GET", path)[member]
         return found
 
-    def _object(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
-        body = None if members is None else _body(members)
+    def _object(
+        self, method: str, path: str, members: dict[str, Any] | None = None, body: bytes | None = None
+    ) -> dict[str, Any]:
+        body = body if members is None else _body(members)
         status, said = self._ask(method, path, body)
         try:
             found = msgspec.json.decode(said or b"{}")

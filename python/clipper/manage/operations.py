@@ -16,10 +16,13 @@ from clipper.config import Config, merge_batching
 from clipper.deploy.artifact import Artifact, is_data
 from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
 from clipper.manage.deployment import type_of
+from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
+from clipper.manage.moving import read as read_state
 from clipper.serving.scaling import replica_bounds
-from clipper.store import Store
 from clipper.store.history import Changed, acting, entries, plain
 from clipper.types import Application, Model, VersionedModel, check_name
+
+_OF_THE_RECORD = ("name", "models", "created_us")
 
 
 class Server(Protocol):
@@ -49,14 +52,14 @@ class Change(msgspec.Struct):
 class Operations:
     """Threads: any. actor: who does it, for the history.  dry_run: see above."""
 
-    def __init__(self, server: Server, store: Store, actor: str, *, dry_run: bool = False, lock: Any = None) -> None:
-        self._server, self._store = server, store
+    def __init__(self, server: Server, place: Place, actor: str, *, dry_run: bool = False, lock: Any = None) -> None:
+        self._server, self._place = server, place
         self.actor, self.dry_run = actor, dry_run
         self._linking = lock or threading.Lock()  # links and roles are read, changed and written back
 
     def by(self, actor: str, *, dry_run: bool = False) -> Self:
         """The same operations, done by another."""
-        return type(self)(self._server, self._store, actor, dry_run=dry_run, lock=self._linking)
+        return type(self)(self._server, self._place, actor, dry_run=dry_run, lock=self._linking)
 
     @contextmanager
     def _doing(self, verb: str) -> Iterator[Change]:
@@ -116,7 +119,7 @@ class Operations:
         """The last changes, the oldest first: number, time_us, actor, verb, changed (records before and after)."""
         if count < 1:
             raise InvalidInput(f"count={count}: 1 or more.")
-        return [plain(entry) for entry in entries(self._store, count)]
+        return [plain(entry) for entry in entries(self._place.store, count)]
 
     # -- models
 
@@ -283,6 +286,27 @@ class Operations:
             roles = {name: text for name, text in app.roles.items() if name != str(wanted)}
             self._server.app(application, tuple(link for link in app.models if link != wanted), roles=roles)
         change.said = f"{application} does not ask {wanted} any more"
+        return change
+
+
+    # -- the state as one file
+
+    def export_state(self) -> State:
+        """Models with their files, applications, and what was learned."""
+        return exported(self._server.catalog, self._place)
+
+    def import_state(self, text: bytes) -> Change:
+        """Add what `export_state` gave, as JSON. InvalidInput; AlreadyExists when a version here is another one."""
+        catalog, state = self._server.catalog, read_state(text)
+        apps, new = applications_of(state), missing(state, self._server.catalog)
+        with self._doing("import") as change:
+            if not self.dry_run:
+                bring(state, catalog, self._place)
+                for app in apps:
+                    settings = {key: getattr(app, key) for key in app.__struct_fields__ if key not in _OF_THE_RECORD}
+                    self._server.app(app.name, app.models, **settings)
+        names = ", ".join([*(str(model.id) for model in new), *(app.name for app in apps)])
+        change.said = f"imported {names or 'nothing'}"
         return change
 
 

@@ -65,6 +65,8 @@ class Management:
             ("DELETE", "", self.delete_application),
         ):
             routes.add(method, f"/admin/applications/{{}}{suffix}", on_worker(handler))
+        routes.add("GET", "/admin/export", on_worker(lambda request: answer_json(self._operations.export_state())))
+        routes.add("POST", "/admin/import", on_worker(self.import_state))
         rest = Rest(self._node)  # for who manages, there need be no other listener to try an application
         routes.add("POST", "/admin/applications/{}/predict", rest.predict)
         routes.add("POST", "/admin/applications/{}/feedback", rest.feedback)
@@ -113,6 +115,11 @@ class Management:
     def delete_application(self, request: Request) -> Response:
         self._by(request, False).remove_application(request.params[0])
         return Response(204, b"")
+
+
+    def import_state(self, request: Request) -> Response:
+        operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
+        return answer_json(operations.import_state(bytes(request.body)))
 
 
 def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:
