@@ -7,6 +7,7 @@ does not exist, or a value of the wrong type or out of its range, is a ConfigErr
 import functools
 import os
 import tomllib
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -398,7 +399,8 @@ def _typed(kind: type[msgspec.Struct], key: str) -> tuple[Any, Meta]:
     """The plain type of a key, and what is said about it."""
     hint = get_type_hints(kind, include_extras=True)[key]
     type_, meta = get_args(hint)
-    return type_, meta
+    given = [kind for kind in get_args(type_) if kind is not type(None)]  # None is for what is not given
+    return (given[0] if isinstance(type_, types.UnionType) else type_), meta
 
 
 def _names(leaves: _Leaves, section: str) -> list[str]:

@@ -329,3 +329,10 @@ def test_cache_policy_is_one_of_two_names() -> None:
     assert load(env={}, cache_policy="sieve").server.cache_policy == "sieve"
     with pytest.raises(ConfigError, match="expected one of 'clock', 'sieve'"):
         load(env={}, cache_policy="lru")
+
+
+def test_a_number_that_may_be_none_is_a_number() -> None:
+    assert load(env={}, apps={"digits": {"coverage": 0.9}}).apps["digits"].coverage == 0.9
+    assert load(env={}, apps={"digits": {}}).apps["digits"].coverage is None
+    with pytest.raises(ConfigError, match=r"coverage = 2: expected a number from 0.5 to 0.999 share"):
+        load(env={}, apps={"digits": {"coverage": 2}})
