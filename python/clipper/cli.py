@@ -110,9 +110,10 @@ def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: st
 @main.command(short_help="Serve the models and applications of a TOML file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
+@click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
 @click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
 @click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
-def up(file: Path | None, http: str | None, admin: str | None, follow: bool) -> None:
+def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None, follow: bool) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
     FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
@@ -141,7 +142,7 @@ def up(file: Path | None, http: str | None, admin: str | None, follow: bool) -> 
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     path = _file(file)
-    seen, loaded = _stamp(path), load(path, http=http, admin=admin)
+    seen, loaded = _stamp(path), load(path, http=http, grpc=grpc, admin=admin)
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
     config = _managed(loaded)
@@ -230,6 +231,8 @@ def _greeting(server: Any, file: Path | None) -> str:
     ]
     if server.http_address:
         lines.insert(3, f"queries come in at http://{server.http_address}")
+    if server.grpc_address:
+        lines.insert(3, f"queries come in over gRPC at {server.grpc_address}")
     if server.admin_address:
         lines.insert(3, f"management at http://{server.admin_address}/admin, or: clipper models; clipper deploy --help")
     if not config.server.token:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
+from clipper.grpc_settings import GrpcSettings
 from clipper.http_settings import HttpSettings, is_loopback
 from clipper.stream_settings import ModelStreamSettings, StreamSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
@@ -186,6 +187,7 @@ class Config(msgspec.Struct, frozen=True):
     batching: Batching = Batching()
     feedback: FeedbackSettings = FeedbackSettings()
     http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -210,6 +212,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "batching": Batching,
     "feedback": FeedbackSettings,
     "http": HttpSettings,
+    "grpc": GrpcSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,
@@ -248,20 +251,20 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | No
     """The configuration from a TOML file, the environment (None: this process's), and keywords.
 
     A keyword is a section (`limits={"tasks_max": 1000}`, `models={...}`) or a key of the first section that has it, by itself
-    (`state="dir"`); `http="HOST:PORT"` is short for its address. None means not given. Errors: ConfigError.
+    (`state="dir"`); `http="HOST:PORT"` is short for its address, and so for grpc. None means not given. Errors: ConfigError.
     """
     leaves = _from_file(Path(path)) if path is not None else {}
     for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
         leaves.update(more)
     sections = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
-    server, limits, batching, feedback, http = (sections[section] for section in _SECTIONS)
+    server, limits, batching, feedback, http, grpc = (sections[section] for section in _SECTIONS)
     named = {
         section: {name: _build(kind, leaves, (section, name), batching) for name in _names(leaves, section)}
         for section, kind in _NAMED.items()
     }
     config = Config(
-        _with_token(server, leaves), limits, batching, feedback, http, named["models"], named["apps"], named["streams"],
-        named["model_streams"],
+        _with_token(server, leaves), limits, batching, feedback, http, grpc, named["models"], named["apps"],
+        named["streams"], named["model_streams"],
         {".".join(path): origin for path, (_, origin) in leaves.items()},
     )  # fmt: skip
     _check(config, leaves)
@@ -377,8 +380,8 @@ def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 def _shorthand(at: _Path, value: Any) -> tuple[_Path, Any]:
     """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for `http.address`."""
-    if at == ("http",) and isinstance(value, str):
-        return ("http", "address"), value
+    if at in (("http",), ("grpc",)) and isinstance(value, str):
+        return (*at, "address"), value
     is_batching = at == ("batching",) or (len(at) == 3 and at[0] == "models" and at[2] == "batching")
     return ((*at, "mode"), value) if is_batching and isinstance(value, str) else (at, value)
 
@@ -529,7 +532,7 @@ def _check(config: Config, leaves: _Leaves) -> None:
         return ConfigError(f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}")
 
     _check_address(config.server, refuse)
-    _check_http(config.http, refuse)
+    _check_listeners(config, refuse)
     if config.server.restart_ms_min > config.server.restart_ms_max:
         raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")
     for name, model in config.models.items():
@@ -589,11 +592,12 @@ def _check_address(server: ServerSettings, refuse: Any) -> None:
         raise refuse(at, "other hosts could dial in. Set server.token, or server.insecure = true.")
 
 
-def _check_http(http: HttpSettings, refuse: Any) -> None:
-    for key in ("address", "admin"):
-        address = getattr(http, key)
+def _check_listeners(config: Config, refuse: Any) -> None:
+    http = config.http
+    for section, key in (("http", "address"), ("http", "admin"), ("grpc", "address")):
+        address = getattr(getattr(config, section), key)
         host, _, port = address.rpartition(":")
         if address and not (host and port.isdecimal() and int(port) <= 65535):
-            raise refuse(("http", key), "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).")
+            raise refuse((section, key), "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).")
     if http.admin and not http.token and not is_loopback(http.admin.rpartition(":")[0]):
         raise refuse(("http", "admin"), "other hosts could manage this server. Set http.token.")

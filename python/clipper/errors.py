@@ -120,6 +120,14 @@ class UnknownPrediction(Unknown):
     noun = "prediction"
 
 
+class Forbidden(ClipperError):
+    """What is asked is not for whoever asks here."""
+
+    rest_status = 403
+    grpc_code = "PERMISSION_DENIED"
+    slug = "forbidden"
+
+
 class AlreadyExists(ClipperError):
     """The name, or name and version, is taken, and what is registered does not change."""
 

@@ -108,7 +108,7 @@ class ClipperServer(Streaming):
             with acting("the configuration", ""):
                 self._declare()
             self._learning.replay()
-            if self.config.http.address or self.config.http.admin:
+            if self.config.http.address or self.config.http.admin or self.config.grpc.address:
                 self._frontends = self._with_frontends()
                 self._frontends.start()
                 self._announce()
@@ -169,6 +169,11 @@ class ClipperServer(Streaming):
     def admin_address(self) -> str:
         """Where management comes in over HTTP, alike."""
         return "" if self._frontends is None else self._frontends.admin_address
+
+    @property
+    def grpc_address(self) -> str:
+        """Where queries come in over gRPC, alike."""
+        return "" if self._frontends is None else self._frontends.grpc_address
 
     @property
     def token(self) -> str:
@@ -364,7 +369,8 @@ class ClipperServer(Streaming):
 
         questions = self._questions
         node = Node(
-            VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed
+            VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
+            self.scale,
         )
         frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
         Management(node, self.manage).add_to(frontends.admin_routes)

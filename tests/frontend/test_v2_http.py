@@ -52,6 +52,53 @@ def test_an_application_without_a_container_is_not_ready(server: clipper.Clipper
         server.retire("gone", force=True)
 
 
+def test_configuration(query: Ask) -> None:
+    config = query("GET", "/v2/models/sum/versions/1/config").json
+    assert config["input"] == [{"name": "input", "data_type": "TYPE_FP64", "dims": [3]}]
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("sum", "clipper", 512)
+    assert query("GET", "/v2/models/totl/config").status == 404
+
+
+def test_statistics_move(query: Ask) -> None:
+    def counts(path: str) -> tuple[int, int]:
+        (row,) = query("GET", path).json["model_stats"]
+        return row["inference_stats"]["success"]["count"], row["inference_stats"]["cache_hit"]["count"]
+
+    paths = ("/v2/models/total/stats", "/v2/models/sum/versions/1/stats", "/v2/models/sum/stats")
+    before = [counts(path) for path in paths]
+    for _ in range(2):
+        assert query("POST", INFER, infer([[7, 7, 7.25]], (1, 3))).status == 200
+    after = [counts(path) for path in paths]
+    assert [now[0] - then[0] for now, then in zip(after, before, strict=True)] == [2, 2, 2]
+    assert [now[1] - then[1] for now, then in zip(after, before, strict=True)] == [0, 1, 1]
+    every = {(row["name"], row["version"]) for row in query("GET", "/v2/models/stats").json["model_stats"]}
+    assert {("total", ""), ("sum", "1")} <= every
+    assert query("GET", "/v2/models/totl/stats").status == 404
+
+
+def test_load_and_unload_are_for_management(server: clipper.ClipperServer, query: Ask, manage: Ask) -> None:
+    server.deploy("pages", lambda rows: rows[:, 0], input="f64[1]")
+    server.app("paging", models=["pages"], slo_ms=5000, default=-1)
+    at = "/v2/repository/models/pages"
+    try:
+        assert query("POST", f"{at}/load", {}).status == 200
+        refused = query("POST", f"{at}/unload", {})
+        assert (refused.status, refused.json["type"]) == (403, "urn:clipper:error:forbidden")
+        assert manage("POST", f"{at}/unload", {}).status == 200
+        assert query("POST", f"{at}/load", {}).status == 403
+        answer = query("POST", "/v2/models/paging/infer", infer([5], (1, 1))).json
+        assert (answer["outputs"][0]["data"], answer["parameters"]["default"]) == ([-1], True)
+        assert query("GET", "/v2/models/pages/ready").status == 503
+        assert manage("POST", f"{at}/load", {}).status == 200
+        assert query("GET", "/v2/models/pages/ready").status == 200
+        answer = query("POST", "/v2/models/paging/infer", infer([5], (1, 1))).json
+        assert answer["outputs"][0]["data"] == [5.0]
+        assert manage("POST", "/v2/repository/models/page/load", {}).status == 404
+    finally:
+        server.catalog.unregister_application("paging")
+        server.retire("pages", force=True)
+
+
 @pytest.mark.parametrize("path", [INFER, "/v2/models/sum/infer", "/v2/models/sum/versions/1/infer"])
 def test_infer(query: Ask, path: str) -> None:
     body = query("POST", path, infer([[1, 2, 3], [4, 5, 6]], (2, 3), id="q1")).json
@@ -165,3 +212,19 @@ def test_tritonclient_on_asyncio(server: clipper.ClipperServer) -> None:
             return (await client.infer("total", [given])).as_numpy("output")
 
     np.testing.assert_array_equal(asyncio.run(go()), [3, 3])
+
+
+def test_tritonclient_reads_configuration_statistics_and_repository(server: clipper.ClipperServer) -> None:
+    triton = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'")
+    with triton.InferenceServerClient(server.http_address) as client:
+        config = client.get_model_config("total")
+        assert (config["name"], config["input"]) == ("total", [{"name": "input", "data_type": "TYPE_FP64", "dims": [3]}])
+        stats = client.get_inference_statistics("sum", "1")["model_stats"]
+        assert [(row["name"], row["version"]) for row in stats] == [("sum", "1")]
+        client.load_model("sum")
+        with pytest.raises(Exception, match="not unloaded for who asks"):
+            client.unload_model("sum")
+    with triton.InferenceServerClient(server.admin_address) as manager:
+        manager.load_model("sum")
+        with pytest.raises(Exception, match="did you mean 'sum'"):
+            manager.unload_model("sun")

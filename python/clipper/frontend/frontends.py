@@ -1,8 +1,10 @@
-"""The HTTP frontends of a server: which routes each listener has, and their life."""
+"""The frontends of a server: which routes each HTTP listener has, gRPC where it is wanted, and their life."""
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from clipper.errors import ConfigError
 from clipper.frontend.admin import guard
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, answer_json
@@ -10,7 +12,11 @@ from clipper.frontend.node import Node
 from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
+from clipper.frontend.repository import Repository
 from clipper.serving.ear import Ear
+
+if TYPE_CHECKING:
+    from clipper.frontend.grpc import Grpc
 
 
 class Frontends:
@@ -19,28 +25,46 @@ class Frontends:
     def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear]) -> None:
         self._node, self._make_ear = node, make_ear
         self._listeners: Listeners | None = None
+        self._grpc: Grpc | None = None
         self.routes, self.admin_routes = Routes(), Routes()
-        self.address = self.admin_address = ""
+        self.address = self.admin_address = self.grpc_address = ""
         Rest(node).add_to(self.routes)
         RestV2(node).add_to(self.routes)
+        Repository(node).add_to(self.admin_routes)
         for routes in (self.routes, self.admin_routes):
             routes.add("GET", "/", _index(node, routes))
 
     def start(self) -> None:
-        """Listen where [http] says. AddressInUse, ConfigError."""
+        """Listen where [http] and [grpc] say. AddressInUse, ConfigError."""
         settings = self._node.config.http
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
             each.append(("address", settings.address, _finding(self.routes)))
         if settings.admin:
             each.append(("admin", settings.admin, _guarded(guard(settings), _finding(self.admin_routes))))
+        if self._node.config.grpc.address:
+            self._start_grpc()
+        if not each:
+            return
         self._listeners = Listeners(settings, each, self._make_ear)
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
 
+    def _start_grpc(self) -> None:
+        try:
+            from clipper.frontend.grpc import Grpc
+        except ImportError as error:
+            hint = 'pip install "clipper-serving[grpc]".'
+            raise ConfigError(f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint) from None
+        grpc = Grpc(self._node, self._make_ear)
+        grpc.start()
+        self._grpc, self.grpc_address = grpc, grpc.address
+
     def drain(self) -> None:
         """Take no new connections; close each after the responses it waits for."""
+        if self._grpc is not None:
+            self._grpc.drain()
         if self._listeners is not None:
             self._listeners.drain()
 
@@ -49,6 +73,8 @@ class Frontends:
         listeners, self._listeners = self._listeners, None
         if listeners is not None:
             listeners.stop()
+        if self._grpc is not None:
+            self._grpc.stop()
 
 
 def _finding(routes: Routes) -> Handle:

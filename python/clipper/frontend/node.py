@@ -17,6 +17,7 @@ class Node:
 
     question: an application by name (UnknownApplication).  question_for: of a request that names its models itself.
     set_application: makes or changes one, as `ClipperServer.app`.  stats: `ClipperServer.stats`.  closed: whether it is closing.
+    scale: as `ClipperServer.scale`.
     """
 
     version: str
@@ -27,6 +28,7 @@ class Node:
     set_application: Callable[..., Any]
     stats: Callable[[], dict[str, Any]]
     closed: Callable[[], bool]
+    scale: Callable[..., None]
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
         """InvalidInput for an SLO out of its range."""

@@ -8,7 +8,7 @@ Source: kserve.github.io, "Open Inference Protocol", and Triton's extensions `bi
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -38,7 +38,9 @@ class _Tensor(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Wanted(msgspec.Struct):
+class Wanted(msgspec.Struct):
+    """An output that a request names."""
+
     name: str
     parameters: dict[str, Any] = {}
 
@@ -47,7 +49,7 @@ class _Head(msgspec.Struct):
     inputs: list[_Tensor]
     id: str = ""
     parameters: dict[str, Any] = {}
-    outputs: list[_Wanted] = []
+    outputs: list[Wanted] = []
 
 
 class Tensor(msgspec.Struct):
@@ -90,22 +92,20 @@ def decode(body: bytes | bytearray, head_bytes: bytes = b"") -> InferRequest:
     at = head_size
     inputs = []
     for i, tensor in enumerate(head.inputs):
-        shape = _shape_of(tensor)
+        shape = checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
         size = tensor.parameters.get("binary_data_size")
-        if "shared_memory_region" in tensor.parameters:
-            raise InvalidInput("tensors in shared memory are not taken here.", hint="Send them in the body.")
         if size is None:
             values = _from_json(tensor, shape, f"$.inputs[{i}].data")
         else:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(body) - at:
                 left = len(body) - at
                 raise InvalidInput(f"tensor {tensor.name!r} has binary_data_size {size!r}: {left} bytes are left in the body.")
-            values = _from_binary(tensor, shape, memoryview(body)[at : at + size])
+            values = from_binary(tensor.name, tensor.datatype, shape, memoryview(body)[at : at + size])
             at += size
         inputs.append(Tensor(tensor.name, tensor.datatype, shape, values))
     if at != len(body):
         raise InvalidInput(f"{len(body) - at} bytes follow the last tensor: no binary_data_size speaks of them.")
-    return InferRequest(head.id, head.parameters, inputs, _wants_binary(head))
+    return InferRequest(head.id, head.parameters, inputs, wants_binary(head.outputs, head.parameters))
 
 
 def _head_size(body: bytes | bytearray, text: bytes) -> int:
@@ -117,25 +117,28 @@ def _head_size(body: bytes | bytearray, text: bytes) -> int:
     return int(text)
 
 
-def _wants_binary(head: _Head) -> bool:
+def wants_binary(outputs: Iterable[Wanted], parameters: Mapping[str, Any]) -> bool:
     """We have one output: whoever names another asks in vain."""
-    for wanted in head.outputs:
+    for wanted in outputs:
         if wanted.name != OUTPUT:
             raise InvalidInput(f"there is no output {wanted.name[:64]!r}: it is named {OUTPUT!r}.")
         if "classification" in wanted.parameters:
             raise InvalidInput("the classification extension is not known here.")
         if "binary_data" in wanted.parameters:
             return bool(wanted.parameters["binary_data"])
-    return bool(head.parameters.get("binary_data_output", False))
+    return bool(parameters.get("binary_data_output", False))
 
 
-def _shape_of(tensor: _Tensor) -> tuple[int, ...]:
-    if tensor.datatype not in DATATYPES and tensor.datatype != "BYTES":
+def checked_shape(name: str, datatype: str, dims: Iterable[int], parameters: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a tensor; InvalidInput for one that no tensor has, and for what is not taken here."""
+    if "shared_memory_region" in parameters:
+        raise InvalidInput("tensors in shared memory are not taken here.", hint="Send them in the body.")
+    if datatype not in DATATYPES and datatype != "BYTES":
         known = ", ".join((*DATATYPES, "BYTES"))
-        raise InvalidInput(f"tensor {tensor.name!r} has datatype {tensor.datatype[:20]!r}.", hint=f"Known: {known}.")
-    shape = tuple(tensor.shape)
+        raise InvalidInput(f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}.")
+    shape = tuple(dims)
     if len(shape) > _RANK_MAX or any(n < 0 for n in shape) or math.prod(shape) > _ELEMENTS_MAX:
-        raise InvalidInput(f"tensor {tensor.name!r} cannot have the shape {shape}.")
+        raise InvalidInput(f"tensor {name[:64]!r} cannot have the shape {shape[:20]}.")
     return shape
 
 
@@ -187,14 +190,15 @@ def _flattened(values: Any) -> list[Any]:
     return flat
 
 
-def _from_binary(tensor: _Tensor, shape: tuple[int, ...], data: memoryview) -> Any:
+def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Any:
+    """Packed, little-endian bytes as an array of `shape` that lies in them; a list of bytes for BYTES."""
     count = math.prod(shape)
-    if tensor.datatype == "BYTES":
-        return _strings(tensor.name, data, count)
-    dtype = np.dtype(DATATYPES[tensor.datatype])
+    if datatype == "BYTES":
+        return _strings(name, data, count)
+    dtype = np.dtype(DATATYPES[datatype])
     if len(data) != count * dtype.itemsize:
-        takes = f"{tensor.datatype}{list(shape)} takes {count * dtype.itemsize}"
-        raise InvalidInput(f"tensor {tensor.name!r} has {len(data)} bytes of binary data: {takes}.")
+        takes = f"{datatype}{list(shape)} takes {count * dtype.itemsize}"
+        raise InvalidInput(f"tensor {name[:64]!r} has {len(data)} bytes of binary data: {takes}.")
     values: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(shape)
     if dtype.kind == "b":
         return np.frombuffer(data, np.uint8).reshape(shape) != 0  # a byte of 2 is no bool
@@ -284,7 +288,7 @@ def encode(
 ) -> tuple[bytes, int]:
     """-> the body, and the length of its JSON head when binary data follows, else 0. outputs: an array (n, ...) or a list of n.
     BadOutput when they are no tensor."""
-    datatype, shape, values = _tensor_of(outputs)
+    datatype, shape, values = tensor_of(outputs)
     tensor: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
     head: dict[str, Any] = {"model_name": model, **({"model_version": version} if version else {}), "id": id}
     if parameters:
@@ -292,13 +296,19 @@ def encode(
     if not binary:
         tensor["data"] = values.ravel().tolist() if isinstance(values, np.ndarray) else [_as_text(value) for value in values]
         return to_json({**head, "outputs": [tensor]}), 0
-    data = values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
+    data = to_binary(values)
     tensor["parameters"] = {"binary_data_size": len(data)}
     text = to_json({**head, "outputs": [tensor]})
     return text + data, len(text)
 
 
-def _tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
+def to_binary(values: Any) -> bytes:
+    """What `tensor_of` gave, packed and little-endian."""
+    return values.tobytes() if isinstance(values, np.ndarray) else b"".join(map(_with_length, values))
+
+
+def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
+    """-> datatype, shape, and a contiguous little-endian array or a list of str and bytes. BadOutput for what is no tensor."""
     if isinstance(outputs, list) and all(isinstance(value, str | bytes) for value in outputs):
         return "BYTES", [len(outputs)], outputs
     try:

@@ -1,0 +1,124 @@
+"""gRPC: a thread with an event loop, the services on it, and their life. Needs the extra `grpc` (grpcio, protobuf)."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc.aio
+
+from clipper.errors import AddressInUse
+from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
+from clipper.frontend.grpc_applications import ApplicationService
+from clipper.frontend.grpc_calls import Calls
+from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
+from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
+from clipper.frontend.grpc_v2 import InferenceService
+from clipper.frontend.node import Node
+from clipper.grpc_settings import GrpcSettings
+from clipper.serving.ear import Ear
+
+_WORKERS = 4
+_GRACE_S = 1.0  # for the last replies to leave, once every query has ended
+
+
+class Grpc:
+    """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
+
+    def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear]) -> None:
+        self._node, self._make_ear = node, make_ear
+        self.address = ""
+        self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
+        self._thread = threading.Thread(target=self._run, name="clipper-grpc", daemon=True)
+        self._serving = threading.Event()
+        self._trouble: Exception | None = None
+        self._server: grpc.aio.Server
+        self._calls: Calls
+        self._draining: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Raises AddressInUse."""
+        self._thread.start()
+        self._serving.wait()
+        if self._trouble is not None:
+            self._thread.join()
+            self._workers.shutdown()
+            raise self._trouble
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        ear = self._make_ear(loop)
+        try:
+            loop.run_until_complete(self._listen(ear))
+            self._serving.set()
+            loop.run_forever()
+        except Exception as error:
+            self._trouble = error
+        finally:
+            self._serving.set()
+            ear.close()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _listen(self, ear: Ear) -> None:
+        settings = self._node.config.grpc
+        self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max)
+        self._calls = calls = Calls(self._node, ear, self._workers)
+        mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION)
+        for service in (InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)):
+            self._server.add_generic_rpc_handlers(tuple(service.handlers))
+        self.address = self._bound(settings.address)
+        await self._server.start()
+
+    def _bound(self, address: str) -> str:
+        host = address.rpartition(":")[0]
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            hint = "Stop what listens there, or choose another grpc.address; port 0 takes any free one."
+            raise AddressInUse(f"cannot listen on grpc.address = {address!r}: {error}.", hint=hint) from None
+        return f"{host}:{port}"
+
+    # -- the end
+
+    def drain(self) -> None:
+        """Take no new calls; let those under way finish."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        if self._draining is None:
+            self._calls.closing.set()
+            grace_s = self._node.config.server.drain_s + _GRACE_S
+            self._draining = self._loop.create_task(self._server.stop(grace_s))
+
+    def stop(self) -> None:
+        """Send the last replies, and end. Every query has ended before. Idempotent."""
+        self.drain()
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
+            self._thread.join()
+        self._workers.shutdown(wait=True)
+
+    async def _leave(self) -> None:
+        assert self._draining is not None
+        await asyncio.wait([self._draining], timeout=_GRACE_S)
+        if not self._draining.done():
+            await self._server.stop(0)
+        self._loop.stop()
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.max_concurrent_streams", settings.streams_max),
+        ("grpc.max_connection_idle_ms", round(settings.idle_s * 1000)),
+        ("grpc.so_reuseport", 0),
+    ]

@@ -1,0 +1,208 @@
+"""What every gRPC service here needs: to wait for queries, to work on a thread, to know a call's time, and to fail well.
+
+An error is told by its own gRPC code, with its text; `grpc-status-details-bin` has it for programs (google.rpc.Status with an
+ErrorInfo and, where another try makes sense, a RetryInfo), and `grpc-retry-pushback-ms` for clients with a retry policy.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
+from clipper.frontend.messages import retry_after_s
+from clipper.frontend.node import Node
+from clipper.frontend.protocols import message, methods_of
+from clipper.serving.ear import Ear, Future
+
+_log = logging.getLogger(__name__)
+_TEXT_MAX = 1000  # of a client's 8 KiB of metadata
+_RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
+_STATUS, _RETRY, _INFO = (message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo"))
+_KINDS: Final = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class Calls:
+    """Threads: the event loop's. `closing` is set once no further query is taken."""
+
+    def __init__(self, node: Node, ear: Ear, workers: Executor) -> None:
+        self.node = node
+        self.closing = asyncio.Event()
+        self._ear, self._workers = ear, workers
+        self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
+
+    async def done(self, futures: Sequence[Future]) -> None:
+        """Until the last is done. A caller that goes away takes them along."""
+        loop = asyncio.get_running_loop()
+        try:
+            for future in futures:
+                waiter = loop.create_future()
+                if self._ear.hear(future, lambda _, waiter=waiter: _settle(waiter)):
+                    await waiter
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
+
+    async def work(self, run: Callable[[], Any]) -> Any:
+        """What `run` returns, on a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+
+    def slo_us(self, context: Any, given_us: int | None, otherwise_us: int) -> int:
+        """How long a query has: what it asks for itself, else until the call's deadline, else `otherwise_us`; never beyond the
+        call's deadline, less the reply's way back. DeadlineExceeded when that leaves nothing."""
+        remaining_s = context.time_remaining()
+        if remaining_s is None:
+            return otherwise_us if given_us is None else given_us
+        left_us = math.floor(remaining_s * 1e6) - self._way_back_us
+        if left_us <= 0:
+            way_back_ms = self.node.config.grpc.way_back_ms
+            why = f"the call's deadline is {max(remaining_s, 0) * 1000:.3g} ms away, and its reply takes up to {way_back_ms:g} ms"
+            raise DeadlineExceeded(f"{why}.", hint="Give the call more time; see grpc.way_back_ms.")
+        if given_us is None:
+            return min(left_us, round(self.node.config.limits.slo_ms_max * 1000))
+        return min(left_us, given_us)
+
+    def handlers(self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()) -> list[Any]:
+        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its method's name, (request, context) ->
+        the response; of methods whose requests are a stream, whose responses are one: (requests, context) -> an iterator."""
+        found = {}
+        for method in methods_of(service):
+            make = _KINDS[method.client_streaming, method.server_streaming]
+            read = _reader(message(method.input_type.full_name), method.client_streaming)
+            found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
+                (_streaming if method.server_streaming else _calling)(each[method.name], read),
+                response_serializer=message(method.output_type.full_name).SerializeToString,
+            )
+        return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
+
+    async def in_order(self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]) -> AsyncIterator[Any]:
+        """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under way. `answer` tells errors as
+        answers. Ends with ShuttingDown when the server closes."""
+        under_way: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(self.node.config.grpc.pipeline_max)
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    await under_way.put(asyncio.ensure_future(answer(request)))
+            finally:
+                await under_way.put(None)
+
+        reader = asyncio.ensure_future(_until(self.closing, read()))
+        try:
+            while (task := await under_way.get()) is not None:
+                yield await task
+            await reader
+            if self.closing.is_set():
+                raise ShuttingDown("the server is closing.")
+        finally:
+            reader.cancel()
+            while not under_way.empty():
+                if (left := under_way.get_nowait()) is not None:
+                    left.cancel()
+
+
+def _settle(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def _until(event: asyncio.Event, step: Any) -> None:
+    """`step`, or until the event is set."""
+    both = [asyncio.ensure_future(step), asyncio.ensure_future(event.wait())]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if both[0].done():
+            both[0].result()
+    finally:
+        for each in both:
+            each.cancel()
+
+
+def _reader(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
+    """Bytes, or an iterator of them, to messages. InvalidInput for what is none."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise InvalidInput(f"the bytes are no {kind.DESCRIPTOR.full_name}.") from None
+
+    async def read_all(stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in stream:
+            yield read(data)
+
+    return read_all if is_stream else read
+
+
+def _calling(handle: Any, read: Callable[[Any], Any]) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await handle(read(request), context)
+        except Exception as error:
+            return await _abort(context, error)
+
+    return call
+
+
+def _streaming(handle: Any, read: Callable[[Any], Any]) -> Any:
+    async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for reply in handle(read(requests), context):
+                yield reply
+        except Exception as error:
+            await _abort(context, error)
+
+    return call
+
+
+# -- failing
+
+
+def known(error: Exception) -> ClipperError:
+    """The error, if it is one of ours. Another one is logged, and internal: its words may hold paths."""
+    if isinstance(error, ClipperError):
+        return error
+    _log.error("a call failed", exc_info=error)
+    return ClipperError("an internal error; the server's log has it.")
+
+
+def code_of(error: ClipperError) -> "grpc.StatusCode":
+    return grpc.StatusCode[error.grpc_code]
+
+
+def text_of(error: ClipperError) -> str:
+    return str(error)[:_TEXT_MAX]
+
+
+def retry_s_of(error: ClipperError) -> float:
+    """After how long another try may succeed; 0 where none does."""
+    if code_of(error) not in _RETRIABLE:
+        return 0.0
+    return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
+
+
+async def _abort(context: Any, error: Exception) -> Any:
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    ours = known(error)
+    code, text, retry_s = code_of(ours), text_of(ours), retry_s_of(ours)
+    status = _STATUS(code=code.value[0], message=text)
+    status.details.add().Pack(_INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]}))
+    trailing: list[tuple[str, Any]] = []
+    if retry_s:
+        retry = _RETRY()
+        retry.retry_delay.FromNanoseconds(round(retry_s * 1e9))
+        status.details.add().Pack(retry)
+        trailing += [("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))), ("retry-after", str(math.ceil(retry_s)))]
+    await context.abort(code, text, (("grpc-status-details-bin", status.SerializeToString()), *trailing))

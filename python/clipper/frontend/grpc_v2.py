@@ -1,0 +1,103 @@
+"""The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`. What it says is in v2_models."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from clipper.frontend import v2_rpc
+from clipper.frontend.grpc_calls import Calls, known, text_of
+from clipper.frontend.protocols import message
+from clipper.frontend.v2_models import ModelsV2, Target, timeout_ms
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_FINAL = "triton_final_response"
+
+
+def _response(name: str) -> Any:
+    return message(f"inference.{name}Response")
+
+
+class InferenceService:
+    """Threads: the event loop's."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._node = calls, calls.node
+        self._models = ModelsV2(calls.node)
+        each = {
+            "ServerLive": self.live, "ServerReady": self.ready, "ServerMetadata": self.server, "ModelReady": self.model_ready,
+            "ModelMetadata": self.metadata, "ModelConfig": self.config, "ModelStatistics": self.statistics,
+            "ModelInfer": self.infer, "RepositoryIndex": self.index, "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload, "ModelStreamInfer": self.stream,
+        }  # fmt: skip
+        self.handlers = calls.handlers(SERVICE, each)
+
+    async def live(self, request: Any, context: Any) -> Any:
+        return _response("ServerLive")(live=True)
+
+    async def ready(self, request: Any, context: Any) -> Any:
+        return _response("ServerReady")(ready=not await self._calls.work(self._node.unready))
+
+    async def server(self, request: Any, context: Any) -> Any:
+        return _response("ServerMetadata")(**self._models.server())
+
+    async def model_ready(self, request: Any, context: Any) -> Any:
+        target = self._models.target(request.name, request.version)
+        return _response("ModelReady")(ready=await self._calls.work(lambda: self._models.is_ready(target)))
+
+    async def metadata(self, request: Any, context: Any) -> Any:
+        return _response("ModelMetadata")(**self._models.metadata(self._models.target(request.name, request.version)))
+
+    async def config(self, request: Any, context: Any) -> Any:
+        found = self._models.config(self._models.target(request.name, request.version))
+        return _response("ModelConfig")(config=found)
+
+    async def statistics(self, request: Any, context: Any) -> Any:
+        found = await self._calls.work(lambda: self._models.statistics(request.name, request.version))
+        return _response("ModelStatistics")(**found)
+
+    async def index(self, request: Any, context: Any) -> Any:
+        return _response("RepositoryIndex")(models=await self._calls.work(lambda: self._models.index(request.ready)))
+
+    async def load(self, request: Any, context: Any) -> Any:
+        await self._calls.work(lambda: self._models.load(request.model_name))
+        return _response("RepositoryModelLoad")()
+
+    async def unload(self, request: Any, context: Any) -> Any:
+        self._models.unload(request.model_name)
+        return _response("RepositoryModelUnload")()
+
+    # -- asking
+
+    async def infer(self, request: Any, context: Any) -> Any:
+        return await self._infer(request, context, True)
+
+    async def _infer(self, request: Any, context: Any, until_deadline: bool) -> Any:
+        """until_deadline: the query has what the call has. Else (of a stream) no more than that."""
+        models = self._models
+        target: Target = models.target(request.model_name, request.model_version)
+        asked = v2_rpc.decode(request)
+        rows = models.rows(target, asked)
+        given_ms = timeout_ms(asked)
+        named_us = models.slo_us(target, rows, given_ms)
+        slo_us = self._calls.slo_us(context, None if until_deadline and given_ms is None else named_us, named_us)
+        if models.is_array(rows):
+            asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us))
+        else:
+            asking = models.ask(target, rows, asked, slo_us)
+        await self._calls.done(asking.futures)
+        outputs, parameters = asking.inferred()
+        return v2_rpc.encode(target.name, target.answered_version, asked.id, outputs, parameters)
+
+    async def stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """An error is its request's, and the stream goes on."""
+
+        async def answer(request: Any) -> Any:
+            try:
+                found = await self._infer(request, context, False)
+            except Exception as error:
+                return _response("ModelStreamInfer")(error_message=text_of(known(error)), infer_response={"id": request.id})
+            if request.parameters["triton_enable_empty_final_response"].bool_param:
+                found.parameters[_FINAL].bool_param = True
+            return _response("ModelStreamInfer")(infer_response=found)
+
+        async for reply in self._calls.in_order(requests, answer):
+            yield reply

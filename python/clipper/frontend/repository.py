@@ -1,0 +1,54 @@
+"""Models loaded and unloaded as the Open Inference Protocol has it, on the address of management: containers come and go.
+
+The record of a model, its versions and who links it stay; queries of an unloaded model end as those without a container do.
+"""
+
+import time
+
+from clipper.errors import DeployFailed, UnknownModel
+from clipper.frontend.admin import on_worker
+from clipper.frontend.messages import Request, Response, answer_json
+from clipper.frontend.node import Node
+from clipper.frontend.routes import Routes
+from clipper.types import Model
+
+_LOOK_S = 0.02
+
+
+class Repository:
+    """Threads: any. Both verbs run on a worker thread."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def add_to(self, routes: Routes) -> None:
+        routes.add("POST", "/v2/repository/models/{}/load", on_worker(self.load))
+        routes.add("POST", "/v2/repository/models/{}/unload", on_worker(self.unload))
+
+    def load(self, request: Request) -> Response:
+        """Starts a container of the latest version where there is none, and answers once it is connected. DeployFailed when that
+        takes longer than `server.load_s`."""
+        model = self._latest(request.params[0])
+        if not model.replicas:
+            self._node.scale(model.id, 1)
+        until = time.monotonic() + self._node.config.server.load_s
+        while str(model.id) not in self._node.running():
+            if time.monotonic() >= until or self._node.closed():
+                load_s = self._node.config.server.load_s
+                raise DeployFailed(f"no container of '{model.id}' connected within {load_s:g} s.", hint="See server.load_s.")
+            time.sleep(_LOOK_S)
+        return answer_json({})
+
+    def unload(self, request: Request) -> Response:
+        """Stops the containers of every version; whoever links the model has its default from then on."""
+        name = self._latest(request.params[0]).name
+        for model in self._node.catalog.view.versions.get(name, ()):
+            if not model.retired_us:
+                self._node.scale(model.id, 0)
+        return answer_json({})
+
+    def _latest(self, name: str) -> Model:
+        view = self._node.catalog.view
+        if name not in view.versions:
+            raise UnknownModel.named(name[:200], {model.name for model in view.models()})
+        return view.model(name)

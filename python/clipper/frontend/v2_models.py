@@ -1,0 +1,240 @@
+"""What the Open Inference Protocol says and asks, whatever brought it here: HTTP (rest_v2) or gRPC (grpc_v2).
+
+What it calls a model is an application here, or, by its own name, a model. A tensor of up to 32 rows is as many queries, each by
+the application's SLO. More rows are one array, which has a minute unless `parameters.timeout` or a deadline says otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
+from clipper.frontend import v2
+from clipper.frontend.answers import answer_of, answers_of
+from clipper.frontend.inputs import input_of
+from clipper.frontend.node import Node
+from clipper.serving.application import array_slo_in_us, fits_id
+from clipper.serving.arrays import predict_array
+from clipper.serving.ear import Future
+from clipper.serving.processor import Question, predict
+from clipper.types import InputType, Model, PredictionRequest
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
+_SINGLY_MAX = 32
+_NOTHING = {"count": 0, "ns": 0}
+
+
+class Target(NamedTuple):
+    """An application, or a model as a question of its own. version: of a model, as asked; empty when none was named."""
+
+    question: Question
+    name: str
+    version: str
+
+    @property
+    def answered_version(self) -> str:
+        return self.version or (str(self.question.models[0].version) if not self.question.name else "")
+
+
+class Inferred(NamedTuple):
+    """outputs: an array (n, ...) or a list of n."""
+
+    outputs: Any
+    parameters: dict[str, Any]
+
+
+class Asking(msgspec.Struct):
+    """Queries under way; `inferred()` once all `futures` are done. It raises the error that stands for the answer."""
+
+    futures: Sequence[Future]
+    question: Question
+    is_array: bool
+
+    def inferred(self) -> Inferred:
+        if self.is_array:
+            many = answers_of(self.futures[0], self.question)
+            said = {"default": True, "reason": "; ".join(many.reasons)} if many.is_default.any() else {}
+            return Inferred(many.outputs, said)
+        answers = [answer_of(future, self.question) for future in self.futures]
+        reasons = dict.fromkeys(answer.reason for answer in answers if answer.is_default)
+        parameters: dict[str, Any] = {"default": True, "reason": "; ".join(reasons)} if reasons else {}
+        if len(answers) == 1:
+            parameters |= {"prediction_id": answers[0].id, "confidence": answers[0].confidence}
+        return Inferred([answer.output for answer in answers], parameters)
+
+
+class ModelsV2:
+    """Threads: any."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def target(self, name: str, version: str = "") -> Target:
+        """UnknownModel, UnknownVersion; InvalidInput for what is no version."""
+        view = self._node.catalog.view
+        if not version and name in view.applications:
+            return Target(self._node.question(name), name, "")
+        if name not in view.versions:
+            if name in view.applications:
+                raise UnknownVersion(f"application {name!r} has no version {version[:20]!r}.", hint="Ask it without one.")
+            raise UnknownModel.named(name[:200], {*view.applications, *(model.name for model in view.models())})
+        asked = PredictionRequest(None, candidate_models=(f"{name}:{version}" if version else name,))
+        return Target(self._node.question_for(asked), name, version)
+
+    # -- about the server
+
+    def server(self) -> dict[str, Any]:
+        return {"name": "clipper", "version": self._node.version, "extensions": EXTENSIONS}
+
+    def index(self, only_ready: bool) -> list[dict[str, Any]]:
+        """Asks the engines: not on an event loop. So do `is_ready` and `statistics`."""
+        running = self._node.running()
+        names = self._node.catalog.view.applications
+        rows = [_row(name, "", self._node.is_ready(name, running)) for name in sorted(names)]
+        rows += [_row(m.name, str(m.version), str(m.id) in running) for m in self._node.catalog.view.models()]
+        return [row for row in rows if not only_ready or row["state"] == "READY"]
+
+    def load(self, name: str) -> None:
+        """Whoever asks for what is there has it. Forbidden otherwise: containers cost memory, and that is for management."""
+        target = self.target(name)
+        if not self.is_ready(target):
+            hint = "Management does: POST /v2/repository/models/NAME/load where http.admin is."
+            raise Forbidden(f"{name!r} has no container, and none is started for who asks queries.", hint=hint)
+
+    def unload(self, name: str) -> None:
+        self.target(name)
+        hint = "Management does: POST /v2/repository/models/NAME/unload where http.admin is."
+        raise Forbidden(f"{name!r} is not unloaded for who asks queries: others ask it too.", hint=hint)
+
+    # -- about a model
+
+    def metadata(self, target: Target) -> dict[str, Any]:
+        question, name, version = target
+        known = self._node.catalog.view.versions.get(name, ())
+        versions = [version] if version else [] if question.name else [str(m.version) for m in known if not m.retired_us]
+        body: dict[str, Any] = {"name": name, **({"versions": versions} if versions else {}), "platform": "clipper"}
+        inputs, outputs = self._tensors(question)
+        return {**body, "inputs": inputs, "outputs": outputs}
+
+    def _tensors(self, question: Question) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        first = self._first(question)
+        output = InputType("any") if first is None else InputType.parse(first.output)
+        return v2.described(v2.INPUT, input_of(question)), v2.described(v2.OUTPUT, output)
+
+    def _first(self, question: Question) -> Model | None:
+        return self._node.catalog.view.model(question.models[0]) if question.models else None
+
+    def config(self, target: Target) -> dict[str, Any]:
+        """As Triton's ModelConfig has it; dims are those of one row."""
+        first = self._first(target.question)
+        size_max = first.batching.size_max if first is not None else 1
+        inputs, outputs = (
+            [{"name": t["name"], "data_type": _config_type(t["datatype"]), "dims": t["shape"][1:]} for t in tensors]
+            for tensors in self._tensors(target.question)
+        )
+        about = {"name": target.name, "platform": "clipper", "backend": "clipper", "max_batch_size": size_max}
+        return {**about, "input": inputs, "output": outputs}
+
+    def is_ready(self, target: Target) -> bool:
+        running = self._node.running()
+        return any(str(id) in running for id in target.question.models)
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Of one, or of all: counts since the start. What is not measured is 0."""
+        stats = self._node.stats()
+        rows = [_of_application(name, row) for name, row in sorted(stats["applications"].items())]
+        rows += [_of_model(name, row) for name, row in sorted(stats["models"].items())]
+        if not name:
+            return {"model_stats": rows}
+        target = self.target(name, version)
+        is_it = (target.name, target.answered_version)
+        found = [row for row in rows if (row["name"], row["version"]) == is_it]
+        return {"model_stats": found or [_statistics(*is_it, 0, 0, {})]}
+
+    # -- asking
+
+    def rows(self, target: Target, asked: v2.InferRequest) -> Any:
+        """The queries of a request, in order; what is wrong with it is InvalidInput."""
+        _whole(asked, "priority", 0)
+        return v2.rows_of(asked, input_of(target.question))
+
+    def is_array(self, rows: Any) -> bool:
+        """Asking may then take its time: not on an event loop."""
+        return len(rows) > _SINGLY_MAX
+
+    def slo_us(self, target: Target, rows: Any, slo_ms: float | None) -> int:
+        """slo_ms: of the request; None: the application's, or an array's minute. InvalidInput for one out of range."""
+        if self.is_array(rows):
+            return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
+        return self._node.slo_us(slo_ms, target.question.slo_us)
+
+    def ask(self, target: Target, rows: Any, asked: v2.InferRequest, slo_us: int, id: str = "") -> Asking:
+        """id: of the request; that in `asked` when there is none."""
+        question, user, salt = target.question, _user(asked), _whole(asked, "salt", 0)
+        if self.is_array(rows):
+            return Asking([predict_array(question, rows, user, slo_us, salt)], question, True)
+        id = id or (asked.id if fits_id(asked.id) else "")
+        return Asking([predict(question, row, user, slo_us, salt, None, id) for row in rows], question, False)
+
+
+def timeout_ms(asked: v2.InferRequest) -> float | None:
+    """`parameters.timeout`, which is in microseconds; 0 is none."""
+    timeout_us = _whole(asked, "timeout", 0)
+    return timeout_us / 1000 if timeout_us else None
+
+
+def _whole(asked: v2.InferRequest, key: str, otherwise: int) -> int:
+    value = asked.parameters.get(key, otherwise)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidInput(f"parameters.{key} = {str(value)[:40]!r}: it is a whole number from 0.")
+    return value
+
+
+def _user(asked: v2.InferRequest) -> str | None:
+    user = asked.parameters.get("user")
+    if user is not None and not isinstance(user, str):
+        raise InvalidInput("parameters.user is a string.")
+    return user
+
+
+# -- rows of what the server tells
+
+
+def _row(name: str, version: str, is_ready: bool) -> dict[str, Any]:
+    state = {"state": "READY", "reason": ""} if is_ready else {"state": "UNAVAILABLE", "reason": "no container is connected"}
+    return {"name": name, **({"version": version} if version else {}), **state}
+
+
+def _config_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def _of_application(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    answers = row["answers"]
+    told = {"success": {"count": answers["ok"], "ns": 0}, "fail": {"count": sum(answers["default"].values()), "ns": 0}}
+    return _statistics(name, "", row["queries"], row["queries"], told)
+
+
+def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
+    name, _, version = id.partition(":")
+    evaluated, hits = row["ended"]["OK"], row["hits"] + row["joined"]
+    latency = row["latency_us"]
+    spent_ns = round(latency.count * latency.mean * 1000) if latency.count else 0
+    told = {
+        "success": {"count": evaluated + hits, "ns": spent_ns},
+        "fail": {"count": sum(row["ended"].values()) - evaluated, "ns": 0},
+        "cache_hit": {"count": hits, "ns": 0},
+        "cache_miss": {"count": row["evaluated"], "ns": 0},
+    }
+    return _statistics(name, version, row["evaluated"], row["batches"], told)
+
+
+def _statistics(name: str, version: str, inferences: int, executions: int, told: dict[str, Any]) -> dict[str, Any]:
+    keys = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    return {
+        "name": name, "version": version, "last_inference": 0, "inference_count": inferences, "execution_count": executions,
+        "inference_stats": {key: told.get(key, _NOTHING) for key in keys},
+    }  # fmt: skip

@@ -1,0 +1,476 @@
+"""gRPC by grpcio's own channel and our messages: services, deadlines, errors, streams, and the end."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+
+import clipper
+from clipper.errors import AddressInUse, ConfigError
+from clipper.frontend.protocols import message, methods_of, pool
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
+
+INFERENCE, APPLICATIONS = "inference.GRPCInferenceService", "clipper.v1.Applications"
+HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"
+
+
+class Client:
+    """client(service, method, request fields...) -> the response."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.channel = grpc.insecure_channel(address, [*options.items()])
+
+    def method(self, service: str, name: str) -> Any:
+        (method,) = [method for method in methods_of(service) if method.name == name]
+        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+        return getattr(self.channel, kind)(
+            f"/{service}/{name}",
+            request_serializer=lambda sent: sent if isinstance(sent, bytes) else sent.SerializeToString(),
+            response_deserializer=message(method.output_type.full_name).FromString,
+        )
+
+    def __call__(self, service: str, method: str, request: Any = None, /, *, timeout: float | None = PATIENCE_S, **fields: Any) -> Any:
+        if request is None:
+            (found,) = [each for each in methods_of(service) if each.name == method]
+            request = message(found.input_type.full_name)(**fields)
+        return self.method(service, method)(request, timeout=timeout)
+
+    def infer(self, model: str, rows: Any, timeout: float | None = PATIENCE_S, **more: Any) -> Any:
+        return self(INFERENCE, "ModelInfer", tensor_of(model, rows, **more), timeout=timeout)
+
+    def refused(self, *words: Any, **more: Any) -> Any:
+        """The error of a call."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self(*words, **more)
+        return caught.value
+
+
+def tensor_of(model: str, rows: Any, version: str = "", id: str = "", datatype: str = "FP64", **parameters: int) -> Any:
+    rows = np.asarray(rows, float)
+    request = message("inference.ModelInferRequest")(model_name=model, model_version=version, id=id)
+    request.inputs.add(name="input", datatype=datatype, shape=rows.shape)
+    request.raw_input_contents.append(rows.tobytes())
+    for key, value in parameters.items():
+        request.parameters[key].int64_param = value
+    return request
+
+
+def details_of(error: Any) -> Any:
+    """-> (google.rpc.ErrorInfo, google.rpc.RetryInfo) of an error."""
+    trailing = dict(error.trailing_metadata())
+    status = message("google.rpc.Status").FromString(trailing["grpc-status-details-bin"])
+    info, retry = message("google.rpc.ErrorInfo")(), message("google.rpc.RetryInfo")()
+    for detail in status.details:
+        detail.Unpack(info) or detail.Unpack(retry)
+    assert (status.code, status.message) == (error.code().value[0], error.details())
+    return info, retry
+
+
+def start(**more: Any) -> clipper.ClipperServer:
+    server = clipper.start(**({"grpc": "127.0.0.1:0"} | QUICK | more))
+    server._learning.states.start_writing()  # its thread stays
+    barrier = threading.Barrier(5)  # worker threads start one by one, and stay: none may begin in a test
+    frontends: Any = server._frontends
+    waiting = [frontends._grpc._workers.submit(barrier.wait) for _ in range(4)]
+    barrier.wait(PATIENCE_S)
+    for each in waiting:
+        each.result(PATIENCE_S)
+    return server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    with start(grpc={"address": "127.0.0.1:0", "message_bytes_max": 200_000, "queries_max": 5}) as started:
+        started.deploy("sum", total, input="f64[3]")
+        started.deploy("whole", total, input="i32[2]")
+        started.deploy("words", lambda rows: [row.upper() for row in rows], input="str")
+        started.deploy("stuck", slow, input="f64[1]", cache=False)
+        started.app("total", models=["sum"], slo_ms=5000)
+        started.app("learns", models=["sum"], slo_ms=5000, policy="stacking")
+        started.app("shout", models=["words"], slo_ms=5000)
+        started.app("patient", models=["stuck"], slo_ms=30_000)
+        started.app("assured", models=["stuck"], slo_ms=30_000, default=-1.0)
+        yield started
+
+
+def slow(rows: Any) -> Any:
+    time.sleep(0.3)
+    return rows[:, 0]
+
+
+@pytest.fixture(scope="module")
+def client(server: clipper.ClipperServer) -> Iterator[Client]:
+    made = Client(server.grpc_address)
+    yield made
+    made.channel.close()
+
+
+# -- the Open Inference Protocol
+
+
+def test_about_the_server_and_its_models(client: Client) -> None:
+    assert client(INFERENCE, "ServerLive").live
+    assert client(INFERENCE, "ServerReady").ready
+    assert client(INFERENCE, "ServerMetadata").name == "clipper"
+    assert client(INFERENCE, "ModelReady", name="sum", version="1").ready
+    about = client(INFERENCE, "ModelMetadata", name="total")
+    assert [(each.name, each.datatype, list(each.shape)) for each in about.inputs] == [("input", "FP64", [-1, 3])]
+    config = client(INFERENCE, "ModelConfig", name="sum").config
+    assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (512, 12, [3])
+    index = client(INFERENCE, "RepositoryIndex", ready=True).models
+    assert {"total", "sum", "words"} <= {row.name for row in index if row.state == "READY"}
+
+
+def test_statistics_move(client: Client) -> None:
+    def count(name: str) -> int:
+        return int(client(INFERENCE, "ModelStatistics", name=name).model_stats[0].inference_stats.success.count)
+
+    before = count("sum"), count("total")
+    client.infer("total", np.random.default_rng().random((4, 3)))
+    assert (count("sum"), count("total")) == (before[0] + 4, before[1] + 4)
+    assert len(client(INFERENCE, "ModelStatistics").model_stats) >= 5
+
+
+@pytest.mark.parametrize("n", [1, 32, 33, 3000])
+def test_infer(client: Client, n: int) -> None:
+    rows = np.arange(3.0 * n).reshape(n, 3)
+    response = client.infer("total", rows, id="q1")
+    assert (response.id, list(response.outputs[0].shape), response.outputs[0].datatype) == ("q1", [n], "FP64")
+    np.testing.assert_array_equal(np.frombuffer(response.raw_output_contents[0]), rows.sum(axis=1))
+
+
+def test_a_version_of_a_model(client: Client) -> None:
+    response = client.infer("sum", [[1, 2, 3]], version="1")
+    assert (response.model_name, response.model_version) == ("sum", "1")
+    assert response.parameters["confidence"].double_param == 1.0
+    assert response.parameters["prediction_id"].string_param
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "more", "code", "parts"),
+    [
+        ("totl", [[1, 2, 3]], {}, "NOT_FOUND", ["did you mean 'total'?"]),
+        ("sum", [[1, 2, 3]], {"version": "9"}, "NOT_FOUND", ["sum:9"]),
+        ("total", [[1, 2, 3]], {"version": "1"}, "NOT_FOUND", ["no version '1'"]),
+        ("sum", [[1, 2, 3]], {"version": "x"}, "INVALID_ARGUMENT", ["version"]),
+        ("total", [[1, 2]], {}, "INVALID_ARGUMENT", ["[1, 2]", "[-1, 3] is taken"]),
+        ("shout", [[1, 2]], {}, "INVALID_ARGUMENT", ["FP64", "BYTES is taken"]),
+        ("total", [[1, 2, 3]], {"datatype": "FP32"}, "INVALID_ARGUMENT", ["24 bytes", "FP32[1, 3] takes 12"]),
+        ("total", [[1, 2, 3]], {"timeout": -1}, "INVALID_ARGUMENT", ["timeout"]),
+        ("total", [[1, 2, 3]], {"priority": -1}, "INVALID_ARGUMENT", ["priority"]),
+    ],
+)
+def test_what_is_wrong_is_said(client: Client, model: str, rows: Any, more: Any, code: str, parts: list[str]) -> None:
+    error = client.refused(INFERENCE, "ModelInfer", tensor_of(model, rows, **more))
+    assert error.code() is grpc.StatusCode[code]
+    assert all(part in error.details() for part in parts), error.details()
+    info, retry = details_of(error)
+    assert info.domain == "clipper"
+    assert not retry.HasField("retry_delay")
+
+
+def test_another_dtype_is_named(client: Client) -> None:
+    error = client.refused(INFERENCE, "ModelInfer", tensor_of("whole", [[1, 2]]))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected i32[2], got float64[2]" in error.details()
+
+
+def test_a_message_that_is_none_and_one_too_large(client: Client) -> None:
+    error = client.refused(INFERENCE, "ModelInfer", b"\xff\xff\xff")
+    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "the bytes are no inference.ModelInferRequest.")
+    with pytest.raises(grpc.RpcError, match="the bytes are no clipper"):
+        list(client.method(APPLICATIONS, "PredictStream")(iter([b"\xff"]), timeout=PATIENCE_S))
+    error = client.refused(INFERENCE, "ModelInfer", tensor_of("total", np.zeros((10_000, 3))))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert client(INFERENCE, "ServerLive").live
+
+
+def test_a_message_that_swells_is_refused(server: clipper.ClipperServer) -> None:
+    swelling = Client(server.grpc_address, **{"grpc.default_compression_algorithm": 2})
+    error = swelling.refused(INFERENCE, "ModelInfer", tensor_of("total", np.zeros((100_000, 3))))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    swelling.channel.close()
+
+
+def test_load_and_unload_are_for_management(client: Client) -> None:
+    client(INFERENCE, "RepositoryModelLoad", model_name="sum")
+    error = client.refused(INFERENCE, "RepositoryModelUnload", model_name="sum")
+    assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert client.refused(INFERENCE, "RepositoryModelUnload", model_name="sun").code() is grpc.StatusCode.NOT_FOUND
+    assert details_of(error)[0].reason == "forbidden"
+
+
+# -- deadlines
+
+
+def test_a_deadline_is_the_querys_slo(client: Client) -> None:
+    error = client.refused(INFERENCE, "ModelInfer", tensor_of("patient", [[1]]), timeout=0.1)
+    assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert "stuck:1" in error.details(), "the client gave up before the answer came"
+    answer = client(APPLICATIONS, "Predict", application="assured", input={"numbers": {"values": [1]}}, timeout=0.15)
+    assert (answer.output.number, answer.default) == (-1.0, True)
+
+
+def test_a_timeout_of_its_own_is_the_querys_slo(client: Client) -> None:
+    error = client.refused(INFERENCE, "ModelInfer", tensor_of("patient", [[2]], timeout=20_000))
+    assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    response = client.infer("patient", [[3]], timeout=None, priority=1)
+    assert np.frombuffer(response.raw_output_contents[0]) == [3.0]
+
+
+def test_a_deadline_too_short_asks_nobody(server: clipper.ClipperServer, client: Client) -> None:
+    before = server.stats()["issued"]
+    error = client.refused(INFERENCE, "ModelInfer", tensor_of("patient", [[4]]), timeout=0.001)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert server.stats()["issued"] == before
+
+
+def test_a_client_that_goes_away_takes_its_query_along(server: clipper.ClipperServer, client: Client) -> None:
+    future = client.method(INFERENCE, "ModelInfer").future(tensor_of("patient", [[5]]))
+    until = time.monotonic() + PATIENCE_S
+    while server.stats()["issued"] == server.stats()["answered"] and time.monotonic() < until:
+        threading.Event().wait(0.001)
+    future.cancel()
+    while server.stats()["issued"] != server.stats()["answered"] and time.monotonic() < until:
+        threading.Event().wait(0.001)
+    assert server.stats()["issued"] == server.stats()["answered"]
+
+
+# -- overload
+
+
+def test_overload_says_when_to_come_again() -> None:
+    with start(limits={"queue_rows_max": 16}) as server:
+        server.deploy("stuck", slow, input="f64[1]", cache=False, batching={"mode": "static", "size_max": 1})
+        server.app("patient", models=["stuck"], slo_ms=60_000)
+        client = Client(server.grpc_address)
+        ask_one = client.method(INFERENCE, "ModelInfer").future
+        asked = [ask_one(tensor_of("patient", [[i]]), timeout=30) for i in range(100)]
+        refused = []
+        for future in asked:
+            if future.exception() is not None:
+                refused.append(future.exception())
+                break
+        for future in asked:
+            future.cancel()
+        assert refused
+        assert refused[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "overloaded" in refused[0].details()
+        trailing = dict(refused[0].trailing_metadata())
+        info, retry = details_of(refused[0])
+        assert int(trailing["grpc-retry-pushback-ms"]) > 0
+        assert int(trailing["retry-after"]) >= 1
+        assert retry.retry_delay.ToMilliseconds() > 0
+        assert info.reason == "overloaded"
+        client.channel.close()
+
+
+# -- applications
+
+
+def numbers(*values: float) -> dict[str, Any]:
+    return {"numbers": {"values": values}}
+
+
+def test_predict(client: Client) -> None:
+    answer = client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3.5))
+    assert (answer.output.number, answer.confidence, answer.default, list(answer.models)) == (6.5, 1.0, False, ["sum:1"])
+    tensor = {"datatype": "FP64", "shape": [3], "data": np.array([1.0, 2, 4]).tobytes()}
+    assert client(APPLICATIONS, "Predict", application="total", input={"tensor": tensor}).output.number == 7
+    assert client(APPLICATIONS, "Predict", application="shout", input={"text": "hi"}).output.text == "HI"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "part"),
+    [
+        ({"application": "totl", "input": numbers(1, 2, 3)}, "NOT_FOUND", "did you mean 'total'?"),
+        ({"application": "total"}, "INVALID_ARGUMENT", "has no input"),
+        ({"application": "total", "input": numbers(1, 2)}, "INVALID_ARGUMENT", "3"),
+        ({"application": "total", "input": {"text": "hi"}}, "INVALID_ARGUMENT", "f64[3]"),
+        ({"application": "shout", "input": numbers(1)}, "INVALID_ARGUMENT", "str is taken"),
+        ({"application": "total", "input": numbers(1, 2, 3), "slo_ms": -1}, "INVALID_ARGUMENT", "slo_ms"),
+    ],
+)
+def test_what_is_wrong_with_a_query_is_said(client: Client, fields: Any, code: str, part: str) -> None:
+    error = client.refused(APPLICATIONS, "Predict", **fields)
+    assert error.code() is grpc.StatusCode[code]
+    assert part in error.details(), error.details()
+
+
+def test_many(client: Client) -> None:
+    replies = client(APPLICATIONS, "PredictMany", application="total", inputs=[numbers(i, 0, 1) for i in range(5)]).replies
+    assert [reply.prediction.output.number for reply in replies] == [1, 2, 3, 4, 5]
+    error = client.refused(APPLICATIONS, "PredictMany", application="total", inputs=[numbers(0, 0, 1)] * 6)
+    assert "grpc.queries_max" in error.details()
+    assert "inputs[1]" in client.refused(
+        APPLICATIONS, "PredictMany", application="total", inputs=[numbers(0, 0, 1), {}]
+    ).details()  # fmt: skip
+
+
+def test_feedback_by_id_and_by_input(client: Client) -> None:
+    answer = client(APPLICATIONS, "Predict", application="learns", input=numbers(1, 2, 3), user="ann")
+    told = {"application": "learns", "id": answer.id, "label": {"number": 6}}
+    assert client(APPLICATIONS, "Feedback", **told).counted
+    assert not client(APPLICATIONS, "Feedback", **told).counted
+    assert client(APPLICATIONS, "Feedback", application="learns", input=numbers(1, 2, 3), score=0.5, weight=2).counted
+    unknown = client.refused(APPLICATIONS, "Feedback", application="learns", id="0-0", correct=True)
+    assert unknown.code() is grpc.StatusCode.NOT_FOUND
+    nothing = client.refused(APPLICATIONS, "Feedback", application="learns", id=answer.id)
+    assert nothing.code() is grpc.StatusCode.INVALID_ARGUMENT
+    unlearned = client.refused(APPLICATIONS, "Feedback", application="total", id=answer.id, correct=True)
+    assert "learns nothing" in unlearned.details()
+
+
+# -- streams
+
+
+def test_a_stream_of_queries_has_its_replies_in_order(client: Client) -> None:
+    request = message("clipper.v1.PredictRequest")
+    sent = [request(application="total", input=numbers(i, i % 7, 0)) for i in range(300)]
+    sent[100] = request(application="totl", input=numbers(0, 0, 0))
+    replies = list(client.method(APPLICATIONS, "PredictStream")(iter(sent), timeout=PATIENCE_S))
+    assert replies[100].failure.code == grpc.StatusCode.NOT_FOUND.value[0]
+    del replies[100], sent[100]
+    assert [reply.prediction.output.number for reply in replies] == [sum(each.input.numbers.values) for each in sent]
+
+
+def test_a_stream_of_infers(client: Client) -> None:
+    good = tensor_of("total", [[1, 2, 3]], id="1")
+    asks_for_end = tensor_of("total", [[1, 2, 4]], id="3")
+    asks_for_end.parameters["triton_enable_empty_final_response"].bool_param = True
+    sent = [good, tensor_of("totl", [[1, 2, 3]], id="2"), asks_for_end]
+    one, two, three = client.method(INFERENCE, "ModelStreamInfer")(iter(sent), timeout=PATIENCE_S)
+    assert np.frombuffer(one.infer_response.raw_output_contents[0]) == [6.0]
+    assert "did you mean 'total'?" in two.error_message
+    assert (two.infer_response.id, three.infer_response.id) == ("2", "3")
+    assert three.infer_response.parameters["triton_final_response"].bool_param
+
+
+def test_a_stream_that_is_left_takes_its_queries_along(server: clipper.ClipperServer, client: Client) -> None:
+    replies = client.method(INFERENCE, "ModelStreamInfer")(iter([tensor_of("patient", [[i]]) for i in range(200)]))
+    until = time.monotonic() + PATIENCE_S
+    while server.stats()["issued"] == server.stats()["answered"] and time.monotonic() < until:
+        threading.Event().wait(0.001)
+    replies.cancel()
+    while server.stats()["issued"] != server.stats()["answered"] and time.monotonic() < until:
+        threading.Event().wait(0.001)
+    assert server.stats()["issued"] == server.stats()["answered"]
+
+
+# -- health and reflection
+
+
+def test_health(client: Client) -> None:
+    for service in ("", INFERENCE, APPLICATIONS, "total"):
+        assert client(HEALTH, "Check", service=service).status == 1
+    unknown = client.refused(HEALTH, "Check", service="totl")
+    assert unknown.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_health_is_watched() -> None:
+    with start() as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"])
+        client = Client(server.grpc_address)
+        watching = client(HEALTH, "Watch", service="total", timeout=30)
+        assert next(watching).status == 1
+        server.scale("sum", 0)
+        assert next(watching).status == 2
+        server.close()
+        assert list(watching) == []
+        client.channel.close()
+
+
+def test_reflection_tells_enough_to_call_a_method(client: Client) -> None:
+    """As grpcurl does it: the services, the file of one of them, a call by nothing else."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    ask_for = message("grpc.reflection.v1.ServerReflectionRequest")
+    sent = [
+        ask_for(list_services=""),
+        ask_for(file_containing_symbol=APPLICATIONS),
+        ask_for(file_by_filename="status.proto"),
+        ask_for(file_by_filename="nothing.proto"),
+        ask_for(all_extension_numbers_of_type="clipper.v1.Value"),
+    ]
+    listed, found, status, missing, extensions = client.method(REFLECTION, "ServerReflectionInfo")(iter(sent), timeout=10)
+    names = [service.name for service in listed.list_services_response.service]
+    assert names == [INFERENCE, APPLICATIONS, HEALTH, REFLECTION]
+    assert len(status.file_descriptor_response.file_descriptor_proto) == 3
+    assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert extensions.error_response.error_code == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    theirs = descriptor_pool.DescriptorPool()
+    for data in found.file_descriptor_response.file_descriptor_proto:
+        theirs.Add(descriptor_pb2.FileDescriptorProto.FromString(data))
+    method = theirs.FindServiceByName(APPLICATIONS).methods_by_name["Predict"]
+    request, response = (message_factory.GetMessageClass(each) for each in (method.input_type, method.output_type))
+    call = client.channel.unary_unary(
+        f"/{APPLICATIONS}/Predict", request_serializer=request.SerializeToString, response_deserializer=response.FromString
+    )
+    assert call(request(application="total", input=numbers(1, 1, 1)), timeout=10).output.number == 3
+
+
+def test_every_service_can_be_called(client: Client) -> None:
+    for service in (INFERENCE, APPLICATIONS, HEALTH, REFLECTION):
+        assert pool().FindServiceByName(service).methods
+    unknown = client.channel.unary_unary("/inference.GRPCInferenceService/Nothing")
+    with pytest.raises(grpc.RpcError) as caught:
+        unknown(b"", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# -- beginning and end
+
+
+def test_an_address_that_is_taken() -> None:
+    with start() as server, pytest.raises(AddressInUse, match=r"grpc\.address"):
+        clipper.start(grpc=server.grpc_address)
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"grpc\.address.*expected 'HOST:PORT'"):
+        clipper.start(grpc="here")
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 1.0])
+def test_closing_ends_calls_and_streams(drain_s: float) -> None:
+    server = start()
+    server.deploy("stuck", slow, input="f64[1]", cache=False)
+    client = Client(server.grpc_address)
+    idle, sent = threading.Event(), threading.Event()
+
+    def requests() -> Iterator[Any]:
+        yield tensor_of("stuck", [[1]], timeout=20_000_000)
+        sent.set()
+        idle.wait(PATIENCE_S)
+
+    stream = client.method(INFERENCE, "ModelStreamInfer")(requests())
+    call = client.method(INFERENCE, "ModelInfer").future(tensor_of("stuck", [[2]], timeout=20_000_000))
+    assert sent.wait(PATIENCE_S)
+    until = time.monotonic() + PATIENCE_S
+    while server.stats()["issued"] < 2 and time.monotonic() < until:
+        threading.Event().wait(0.001)
+    server.close(drain_s=drain_s)
+    if drain_s:
+        assert np.frombuffer(call.result(PATIENCE_S).raw_output_contents[0]) == [2.0]
+        assert np.frombuffer(next(stream).infer_response.raw_output_contents[0]) == [1.0]
+    else:
+        assert call.exception(PATIENCE_S).code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stream)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    idle.set()
+    client.channel.close()
+
+
+def test_http_and_grpc_beside_each_other() -> None:
+    with start(http="127.0.0.1:0") as server:
+        assert ask(server.http_address, "GET", "/v2/health/live").status == 200
+        client = Client(server.grpc_address)
+        assert client(INFERENCE, "ServerLive").live
+        client.channel.close()
