@@ -68,7 +68,7 @@ class Parsing(Trivial):
 async def _trivial(kind: type[Trivial]) -> None:
     server = await asyncio.get_running_loop().create_server(kind, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    await asyncio.get_running_loop().run_in_executor(None, _report, f"{host}:{port}")
+    await asyncio.get_running_loop().run_in_executor(None, report, f"{host}:{port}")
     server.close()
 
 
@@ -82,10 +82,11 @@ def _ours() -> None:
             server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
         server.deploy("linear", LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y), input="f64[64]")
         server.app("linear", models=["linear"], slo_ms=1000)
-        _report(server.http_address)
+        report(server.http_address)
 
 
-def _report(address: str) -> None:
+def report(address: str) -> None:
+    """Print where it listens, then CPU seconds for every line read."""
     print(address, flush=True)
     for _ in sys.stdin:
         print(time.process_time(), flush=True)
@@ -94,8 +95,8 @@ def _report(address: str) -> None:
 class Process:
     """A server in a process of its own. address: host:port.  cpu_s(): what it has used so far, its containers aside."""
 
-    def __init__(self, kind: str) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "bench.system.http_servers", kind]
+    def __init__(self, kind: str, module: str = "bench.system.http_servers") -> None:
+        command = [sys.executable, "-W", "ignore", "-m", module, kind]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin
         assert self._process.stdout
@@ -114,9 +115,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*kinds: str) -> Iterator[list[Process]]:
+def running(*kinds: str, module: str = "bench.system.http_servers") -> Iterator[list[Process]]:
     with contextlib.ExitStack() as stack:
-        started = [Process(kind) for kind in kinds]
+        started = [Process(kind, module) for kind in kinds]
         for process in started:
             stack.callback(process.close)
         yield started

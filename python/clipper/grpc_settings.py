@@ -12,7 +12,7 @@ def _about(text: str, unit: str = "", ge: float | None = None, le: float | None 
 
 class GrpcSettings(msgspec.Struct, frozen=True):
     address: Annotated[str, _about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no gRPC")] = ""
-    message_bytes_max: Annotated[int, _about("one message, also once decompressed", "bytes", ge=1024, le=(1 << 31) - 1)] = 16 << 20
+    message_bytes_max: Annotated[int, _about("a message, also once decompressed", "bytes", ge=1024, le=(1 << 31) - 1)] = 16 << 20
     metadata_bytes_max: Annotated[int, _about("the metadata of one call", "bytes", ge=1024, le=1 << 20)] = 16 << 10
     calls_max: Annotated[int, _about("calls under way, streams included; more are refused", "calls", ge=1, le=1 << 20)] = 8192
     streams_max: Annotated[int, _about("calls under way on one connection; more wait", "calls", ge=1, le=1 << 20)] = 1024

@@ -67,12 +67,14 @@ def server() -> Iterator[clipper.ClipperServer]:
 
 def warm_workers(server: clipper.ClipperServer) -> None:
     """Worker threads start one by one, as they are needed, and stay: none may begin in a test."""
-    listeners: Any = server._frontends._listeners
-    barrier = threading.Barrier(5)
-    waiting = [listeners._workers.submit(barrier.wait) for _ in range(4)]
-    barrier.wait(PATIENCE_S)
-    for each in waiting:
-        each.result(PATIENCE_S)
+    frontends: Any = server._frontends
+    for each in (frontends._listeners, frontends._grpc):
+        if each is not None:
+            barrier = threading.Barrier(5)
+            waiting = [each._workers.submit(barrier.wait) for _ in range(4)]
+            barrier.wait(PATIENCE_S)
+            for one in waiting:
+                one.result(PATIENCE_S)
 
 
 @pytest.fixture

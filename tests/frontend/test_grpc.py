@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+
+import grpc
 
 import clipper
 from clipper.errors import AddressInUse, ConfigError
 from clipper.frontend.protocols import message, methods_of, pool
-from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
 
 INFERENCE, APPLICATIONS = "inference.GRPCInferenceService", "clipper.v1.Applications"
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"
@@ -34,7 +36,9 @@ class Client:
             response_deserializer=message(method.output_type.full_name).FromString,
         )
 
-    def __call__(self, service: str, method: str, request: Any = None, /, *, timeout: float | None = PATIENCE_S, **fields: Any) -> Any:
+    def __call__(
+        self, service: str, method: str, request: Any = None, /, *, timeout: float | None = PATIENCE_S, **fields: Any
+    ) -> Any:
         if request is None:
             (found,) = [each for each in methods_of(service) if each.name == method]
             request = message(found.input_type.full_name)(**fields)
@@ -74,12 +78,7 @@ def details_of(error: Any) -> Any:
 def start(**more: Any) -> clipper.ClipperServer:
     server = clipper.start(**({"grpc": "127.0.0.1:0"} | QUICK | more))
     server._learning.states.start_writing()  # its thread stays
-    barrier = threading.Barrier(5)  # worker threads start one by one, and stay: none may begin in a test
-    frontends: Any = server._frontends
-    waiting = [frontends._grpc._workers.submit(barrier.wait) for _ in range(4)]
-    barrier.wait(PATIENCE_S)
-    for each in waiting:
-        each.result(PATIENCE_S)
+    warm_workers(server)
     return server
 
 
@@ -108,6 +107,11 @@ def client(server: clipper.ClipperServer) -> Iterator[Client]:
     made = Client(server.grpc_address)
     yield made
     made.channel.close()
+
+
+def frozen(rows: Any) -> Any:
+    time.sleep(60)
+    return rows[:, 0]
 
 
 # -- the Open Inference Protocol
@@ -437,10 +441,11 @@ def test_an_address_that_is_none() -> None:
         clipper.start(grpc="here")
 
 
-@pytest.mark.parametrize("drain_s", [0.0, 1.0])
+@pytest.mark.slow  # the frozen container is killed only after its time to end
+@pytest.mark.parametrize("drain_s", [0.0, 5.0])
 def test_closing_ends_calls_and_streams(drain_s: float) -> None:
     server = start()
-    server.deploy("stuck", slow, input="f64[1]", cache=False)
+    server.deploy("stuck", slow if drain_s else frozen, input="f64[1]", cache=False)
     client = Client(server.grpc_address)
     idle, sent = threading.Event(), threading.Event()
 

@@ -307,7 +307,7 @@ def test_every_key_is_described() -> None:
             assert not row.key.endswith(suffix) or row.unit == unit
         if row.type in ("a whole number", "a number"):
             assert row.range
-    sections = (Config().server, Config().limits, Config().batching, Config().feedback, Config().http)
+    sections = (Config().server, Config().limits, Config().batching, Config().feedback, Config().http, Config().grpc)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))

@@ -9,10 +9,10 @@ from clipper.frontend.admin import guard
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, answer_json
 from clipper.frontend.node import Node
+from clipper.frontend.repository import Repository
 from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
-from clipper.frontend.repository import Repository
 from clipper.serving.ear import Ear
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
+import uvloop
 
 from clipper.errors import AddressInUse
 from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
@@ -29,7 +30,7 @@ class Grpc:
     def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear]) -> None:
         self._node, self._make_ear = node, make_ear
         self.address = ""
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
         self._thread = threading.Thread(target=self._run, name="clipper-grpc", daemon=True)
         self._serving = threading.Event()

@@ -1,6 +1,7 @@
 """Applications over gRPC: `clipper.v1.Applications`, to ask one and to tell it what was right."""
 
 import functools
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -14,12 +15,14 @@ from clipper.frontend.inputs import input_of, numpy_dtype
 from clipper.frontend.messages import to_json
 from clipper.frontend.protocols import message
 from clipper.serving.ear import Future
-from clipper.serving.observe import observe, truth_of, weight_of
+from clipper.serving.feedback import truth_of, weight_of
+from clipper.serving.observe import observe
 from clipper.serving.processor import Question, predict
 from clipper.types import InputType
 
 SERVICE: Final = "clipper.v1.Applications"
 _PREDICTION, _VALUE, _REPLY = (message(f"clipper.v1.{name}") for name in ("Prediction", "Value", "PredictReply"))
+_KINDS: Final = ((bool, "truth"), (int, "whole"), (float, "number"), (str, "text"), (bytes, "data"))
 _name_of = functools.lru_cache(4096)(str)
 
 
@@ -54,7 +57,7 @@ class ApplicationService:
         return self._calls.slo_us(context, given_us, question.slo_us)
 
     async def predict_many(self, request: Any, context: Any) -> Any:
-        """All are read before the first is asked. A query's error is its own; when there is no answer at all, so is the call's."""
+        """All are read before one is asked. A query's error is its own; when there is no answer at all, it is the call's."""
         most = self._node.config.grpc.queries_max
         if not 1 <= len(request.inputs) <= most:
             hint = "See grpc.queries_max; ModelInfer takes arrays of any length."
@@ -119,7 +122,7 @@ def _numbers_of(plain: Any, type_: InputType, name: str) -> Any:
         cast = found.astype(dtype)
     if dtype.kind in "iub" and not (cast == found).all():
         raise InvalidInput(f"`{name}` has numbers that are no {type_.dtype}.")
-    return cast if type_.variable or cast.shape == type_.shape or cast.size != int(np.prod(type_.shape)) else cast.reshape(type_.shape)
+    return cast.reshape(type_.shape) if not type_.variable and cast.size == math.prod(type_.shape) else cast
 
 
 def _array_of(tensor: Any, name: str) -> Any:
@@ -140,9 +143,11 @@ def _value_of(output: Any) -> Any:
         output = output.item()
     if output is None:
         return None
-    for type_, key in ((bool, "truth"), (int, "whole"), (float, "number"), (str, "text"), (bytes, "data")):
+    if isinstance(output, int) and not -(1 << 63) <= output < 1 << 63:
+        return _VALUE(json=str(output))
+    for type_, key in _KINDS:
         if isinstance(output, type_):
-            return _VALUE(**{key: output}) if key != "whole" or -(1 << 63) <= output < 1 << 63 else _VALUE(json=str(output))
+            return _VALUE(**{key: output})
     if isinstance(output, np.ndarray) and output.dtype.kind in "biuf":
         datatype, shape, values = v2.tensor_of(output)
         return _VALUE(tensor={"datatype": datatype, "shape": shape, "data": v2.to_binary(values)})

@@ -5,6 +5,7 @@ ErrorInfo and, where another try makes sense, a RetryInfo), and `grpc-retry-push
 """
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -46,8 +47,10 @@ class Calls:
         loop = asyncio.get_running_loop()
         try:
             for future in futures:
+                if future.done():
+                    continue
                 waiter = loop.create_future()
-                if self._ear.hear(future, lambda _, waiter=waiter: _settle(waiter)):
+                if self._ear.hear(future, functools.partial(_settle, waiter)):
                     await waiter
         except asyncio.CancelledError:
             for future in futures:
@@ -61,10 +64,10 @@ class Calls:
     def slo_us(self, context: Any, given_us: int | None, otherwise_us: int) -> int:
         """How long a query has: what it asks for itself, else until the call's deadline, else `otherwise_us`; never beyond the
         call's deadline, less the reply's way back. DeadlineExceeded when that leaves nothing."""
-        remaining_s = context.time_remaining()
+        remaining_s: float | None = context.time_remaining()
         if remaining_s is None:
             return otherwise_us if given_us is None else given_us
-        left_us = math.floor(remaining_s * 1e6) - self._way_back_us
+        left_us: int = math.floor(remaining_s * 1e6) - self._way_back_us
         if left_us <= 0:
             way_back_ms = self.node.config.grpc.way_back_ms
             why = f"the call's deadline is {max(remaining_s, 0) * 1000:.3g} ms away, and its reply takes up to {way_back_ms:g} ms"
@@ -74,8 +77,8 @@ class Calls:
         return min(left_us, given_us)
 
     def handlers(self, service: str, each: Mapping[str, Any], names: Iterable[str] = ()) -> list[Any]:
-        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its method's name, (request, context) ->
-        the response; of methods whose requests are a stream, whose responses are one: (requests, context) -> an iterator."""
+        """What grpcio calls for `service` (and under other `names`). each: a coroutine by its method's name, (request, context)
+        -> the response; of methods whose responses are a stream, an iterator."""
         found = {}
         for method in methods_of(service):
             make = _KINDS[method.client_streaming, method.server_streaming]
@@ -112,7 +115,7 @@ class Calls:
                     left.cancel()
 
 
-def _settle(waiter: "asyncio.Future[None]") -> None:
+def _settle(waiter: "asyncio.Future[None]", _: Future) -> None:
     if not waiter.done():
         waiter.set_result(None)
 

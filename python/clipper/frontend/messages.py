@@ -221,3 +221,8 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
     if not inflater.eof or inflater.unused_data:
         raise InvalidInput(f"the body is not one complete stream of {encoding.decode()}.")
     return plain
+
+
+def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:
+    """A handler that may take its time: the listener's loop does not wait for it."""
+    return lambda request: Work(lambda: verb(request))

@@ -6,8 +6,7 @@ The record of a model, its versions and who links it stay; queries of an unloade
 import time
 
 from clipper.errors import DeployFailed, UnknownModel
-from clipper.frontend.admin import on_worker
-from clipper.frontend.messages import Request, Response, answer_json
+from clipper.frontend.messages import Request, Response, answer_json, on_worker
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
 from clipper.types import Model

@@ -32,10 +32,7 @@ def decode(request: Any) -> v2.InferRequest:
         shape = v2.checked_shape(tensor.name, tensor.datatype, tensor.shape, tensor.parameters)
         if raw and tensor.HasField("contents"):
             raise InvalidInput(f"tensor {tensor.name[:64]!r} has contents, and there are raw_input_contents: one of them.")
-        if raw:
-            values = v2.from_binary(tensor.name, tensor.datatype, shape, memoryview(raw[i]))
-        else:
-            values = _typed(tensor, shape)
+        values = v2.from_binary(tensor.name, tensor.datatype, shape, memoryview(raw[i])) if raw else _typed(tensor, shape)
         inputs.append(v2.Tensor(tensor.name, tensor.datatype, shape, values))
     outputs = [v2.Wanted(wanted.name, parameters_of(wanted.parameters)) for wanted in request.outputs]
     v2.wants_binary(outputs, {})

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from clipper.errors import InvalidInput, did_you_mean
-from clipper.frontend.messages import Outcome, Request, Response, Work, answer_json, read_json
+from clipper.frontend.messages import Request, Response, answer_json, on_worker, read_json
 from clipper.frontend.node import Node
 from clipper.frontend.rest import Rest
 from clipper.frontend.routes import Routes
@@ -120,10 +120,6 @@ class Management:
     def import_state(self, request: Request) -> Response:
         operations = self._by(request, _flags(request, _FLAG).get("dry_run", False))
         return answer_json(operations.import_state(bytes(request.body)))
-
-
-def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:
-    return lambda request: Work(lambda: verb(request))
 
 
 # -- what comes in

@@ -1,0 +1,26 @@
+"""Clients that others wrote work with our server, and the table in README.md names what they did."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.works_with import BEGIN, CLIENTS, END, README, Addresses, lacking, serving
+from tests.frontend.conftest import warm_workers
+
+
+@pytest.fixture(scope="module")
+def at() -> Iterator[Addresses]:
+    pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+    with serving(warm_workers) as addresses:
+        yield addresses
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_works_and_the_readme_says_at_what(name: str, at: Addresses) -> None:
+    if missing := lacking(name):
+        pytest.skip(f"{missing} is not installed: make test installs what it can")
+    done = list(CLIENTS[name](at))
+    text = README.read_text()
+    told = text[text.index(BEGIN) : text.index(END)]
+    (row,) = [line for line in told.splitlines() if line.startswith(f"| {name} |")]
+    assert row.endswith(f"| {', '.join(done)} |"), "python -m tests.clients.works_with --write"
