@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from clipper.cli_manage import add_to
+from clipper.cli_manage import add_to, export_state
 from clipper.errors import ClipperError, did_you_mean
 
 _DEFAULT_FILE = "clipper.toml"
@@ -372,4 +372,35 @@ def doctor(as_json: bool) -> None:
     sys.exit(any(finding.verdict == "fail" for finding in findings))
 
 
+# -- export
+
+
+@main.group(cls=Verbs)
+def export() -> None:
+    """Write what other tools, or another server, read.
+
+    \b
+    clipper export state state.json                     models, applications and what was learned; see clipper import
+    clipper export grafana > clipper-dashboard.json     import it in Grafana
+    clipper export alerts > clipper-alerts.yml          rules for Prometheus
+    """
+
+
+@export.command()
+def grafana() -> None:
+    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes of GET /metrics."""
+    from clipper.metrics.grafana import dashboard
+
+    click.echo(json.dumps(dashboard(), indent=2))
+
+
+@export.command()
+def alerts() -> None:
+    """Alert rules, as YAML: a file for `rule_files` of prometheus.yml."""
+    import importlib.resources
+
+    click.echo((importlib.resources.files("clipper.metrics") / "alerts.yml").read_text(), nl=False)
+
+
 add_to(main)
+export.add_command(export_state)

@@ -492,14 +492,14 @@ def feedback(ask: Asking, application: str, id: str, label: str | None, correct:
 # -- the state as one file
 
 
-@click.command("export", short_help="Write the state as one file.")
+@click.command("state", short_help="Write the state of a server as one file.")
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @_talks
-def export_(ask: Asking, file: Path) -> None:
+def export_state(ask: Asking, file: Path) -> None:
     """Write models, applications and what was learned into FILE, or - for stdout.
 
     \b
-    clipper export state.json
+    clipper export state state.json
     """
     state = ask.server.export_state()
     if str(file) == "-":
@@ -515,7 +515,7 @@ def export_(ask: Asking, file: Path) -> None:
 @_dry
 @_talks
 def import_(ask: Asking, file: Path, dry_run: bool) -> None:
-    """Add what `clipper export` wrote. The models in FILE are code that will run: import only from whom you trust.
+    """Add what `clipper export state` wrote. The models in FILE are code that will run: import only from whom you trust.
 
     \b
     clipper import state.json
@@ -547,7 +547,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 _VERBS = (
     models, apps, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow, logs, history, stats, predict,
-    feedback, export_, import_, completion,
+    feedback, import_, completion,
 )  # fmt: skip
 
 

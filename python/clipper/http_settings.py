@@ -15,6 +15,10 @@ class HttpSettings(msgspec.Struct, frozen=True):
     address: Annotated[str, _about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")] = ""
     admin: Annotated[str, _about("where management comes in, alike; empty for none")] = ""
     token: Annotated[str, _about("what `Authorization: Bearer` must say for management; needed off loopback")] = ""
+    metrics: Annotated[bool, _about("`GET /metrics` where queries come in too, for everybody; management always has it")] = False
+    metrics_names_max: Annotated[
+        int, _about("models, and applications, with series of their own; the rest share `_other`", "names", ge=1, le=10_000)
+    ] = 200
     backlog: Annotated[int, _about("connections waiting to be accepted", "connections", ge=1, le=65_535)] = 1024
     connections_max: Annotated[int, _about("clients connected at once", "connections", ge=1, le=1 << 20)] = 8192
     pipeline_max: Annotated[

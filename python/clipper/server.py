@@ -19,6 +19,7 @@ from clipper.errors import (
 )
 from clipper.frontend.streaming import Streaming
 from clipper.manage.declared import application_settings, model_settings
+from clipper.json_log import JsonLog
 from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
@@ -67,6 +68,7 @@ class ClipperServer(Streaming):
         self.config = config
         self._pid = os.getpid()
         self._closed = False
+        self._log: JsonLog | None = None
         self._engines = Engines(config)
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
@@ -96,6 +98,7 @@ class ClipperServer(Streaming):
 
     def start(self) -> Self:
         """Listen, bring back what the catalog knows, then what the config declares."""
+        self._log = JsonLog() if self.config.server.log == "json" else None
         try:
             self._listener = listen(self.config.server.address, self._dir.run)
             self._dispatch.loop.listen(self._listener.fd)
@@ -148,6 +151,8 @@ class ClipperServer(Streaming):
         if hasattr(self, "_listener"):
             self._listener.remove()
         self._dir.close()
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -346,12 +351,13 @@ class ClipperServer(Streaming):
     def stats(self) -> dict[str, Any]:
         """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`;
         `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines;
-        `applications` by name: what their queries came to."""
+        `applications` by name: what their queries came to; `feedback`: the journal, and answers waiting."""
         return {
             **self._engines.snapshot(),
             "models": self._deployment.stats(),
             "loop": self._dispatch.snapshot(),
             "applications": self._questions.stats(),
+            "feedback": self._learning.stats(),
         }
 
     def recorded(self, application: str) -> Iterator[Recorded]:

@@ -13,6 +13,8 @@ from clipper.frontend.repository import Repository
 from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
+from clipper.frontend.scrape import Scrape
+from clipper.metrics import HttpCounts
 from clipper.serving.ear import Ear
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ class Frontends:
         Rest(node).add_to(self.routes)
         RestV2(node).add_to(self.routes)
         Repository(node).add_to(self.admin_routes)
+        self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
+        scrape = Scrape(node, tuple(self._counts.values()))
+        scrape.add_to(self.admin_routes)
+        if node.config.http.metrics:
+            scrape.add_to(self.routes)
         for routes in (self.routes, self.admin_routes):
             routes.add("GET", "/", _index(node, routes))
 
@@ -46,7 +53,7 @@ class Frontends:
             self._start_grpc()
         if not each:
             return
-        self._listeners = Listeners(settings, each, self._make_ear)
+        self._listeners = Listeners(settings, each, self._make_ear, [self._counts[key] for key, _, _ in each])
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()

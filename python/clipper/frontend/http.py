@@ -36,7 +36,9 @@ from clipper.frontend.messages import (
     inflate,
     problem,
 )
+from clipper.frontend.traces import Trace, log_request, trace_of
 from clipper.http_settings import HttpSettings
+from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.ear import Ear, Future
 
 _log = logging.getLogger(__name__)
@@ -62,9 +64,11 @@ class Service:
     """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s, date: of the last look."""
 
     def __init__(
-        self, settings: HttpSettings, handle: Callable[[Request], Outcome], ear: Ear, run: Callable[..., Any]
-    ) -> None:
+        self, settings: HttpSettings, handle: Callable[[Request], Outcome], ear: Ear, run: Callable[..., Any],
+        counts: HttpCounts | None = None,
+    ) -> None:  # fmt: skip
         self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
+        self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[Connection] = set()
         self.draining = False
         self.now_s = 0.0
@@ -131,19 +135,32 @@ class Exchange:
 
     def fail(self, error: Exception) -> None:
         if not isinstance(error, ClipperError):
-            _log.exception("request %s: %s %r", self.request.id.decode(), self.request.method, self.request.path, exc_info=error)
+            self._log_failure(error)
         content_type = JSON if self.request.path.startswith(b"/v2") else PROBLEM
         self.answer(problem(error, self.request.id, content_type))
 
+    def _log_failure(self, error: Exception) -> None:
+        request = self.request
+        trace = trace_of(request.headers[b"traceparent"]) if b"traceparent" in request.headers else None
+        about = {"request_id": request.id.decode(), **(trace.about() if trace else {})}
+        _log.exception("request %s: %s %r", request.id.decode(), request.method, request.path, exc_info=error, extra=about)
+
     def answer(self, response: Response) -> None:
-        connection = self.connection
+        connection, request = self.connection, self.request
         if connection.gone:
             return
-        if connection.service.draining:
+        service = connection.service
+        if service.draining:
             self.close = True
-        id = self.request.given_id or response.id or self.request.id
-        head = head_of(response, id, connection.service.date, self.close)
+        id = request.given_id or response.id or request.id
+        trace: Trace | None = None
+        if b"traceparent" in request.headers:
+            trace = trace_of(request.headers[b"traceparent"])
+        head = head_of(response, id, service.date, self.close, trace.header if trace else b"")
         self.data = head if self.head_only or response.status == 204 else head + response.body
+        service.counts.count(request.method, request.route, response.status, request.began_ns)
+        if trace is not None and trace.sampled:
+            log_request(trace, request, response, id)
         connection.flush()
 
 
@@ -179,6 +196,7 @@ class Connection(asyncio.Protocol):
         service = self.service
         self._since_s = service.now_s
         service.connections.add(self)
+        service.counts.connections += 1
         if len(service.connections) > service.settings.connections_max:
             hint = "See http.connections_max."
             self._refuse(Refused(503, "too many connections are open.", hint, ((b"retry-after", b"1"),)))
@@ -186,6 +204,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.gone = self._deaf = True
         self.service.connections.discard(self)
+        self.service.counts.connections -= 1
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()

@@ -18,6 +18,7 @@ from clipper.errors import AddressInUse, ConfigError
 from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Outcome, Request
 from clipper.http_settings import HttpSettings
+from clipper.metrics import HttpCounts
 from clipper.serving.ear import Ear
 
 _log = logging.getLogger(__name__)
@@ -30,14 +31,15 @@ Handle = Callable[[Request], Outcome]
 class Listeners:
     """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
 
-    each: (key of [http] that holds the address, the address, what handles requests there).
+    each: (key of [http] that holds the address, the address, what handles requests there).  counts: alike.
     """
 
     def __init__(
-        self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear]
-    ) -> None:
+        self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear],
+        counts: Sequence[HttpCounts],
+    ) -> None:  # fmt: skip
         self._settings = settings
-        self._make_ear = make_ear
+        self._make_ear, self._counts = make_ear, counts
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
@@ -71,8 +73,8 @@ class Listeners:
             loop.close()
 
     async def _listen(self, ear: Ear) -> None:
-        for listener, handle in self._sockets:
-            service = Service(self._settings, handle, ear, self._run_on_worker)
+        for (listener, handle), counts in zip(self._sockets, self._counts, strict=True):
+            service = Service(self._settings, handle, ear, self._run_on_worker, counts)
             self._services.append(service)
             server = await self._loop.create_server(_factory(service), sock=listener, backlog=self._settings.backlog)
             self._servers.append(server)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import ClipperError, InvalidInput, ModelFailed, Overloaded, ShuttingDown, TooLarge
+from clipper.metrics.http_counts import now_ns
 from clipper.serving.ear import Future
 
 JSON: Final = b"application/json"
@@ -27,16 +28,19 @@ _numbers = itertools.count(1)
 
 
 class Request:
-    """One request, read in full. Threads: one at a time.
+    """One request, read in full, at `began_ns` of the monotonic clock. Threads: one at a time.
 
-    headers: those of `KNOWN_HEADERS`, by lower-case name.  params: what the route's `{...}` stand for.
+    headers: those of `KNOWN_HEADERS`, by lower-case name.  route: the pattern that was found for it.  params: what its `{...}`
+    stand for.
     """
 
-    __slots__ = ("_id", "body", "headers", "method", "params", "path", "query")
+    __slots__ = ("_id", "began_ns", "body", "headers", "method", "params", "path", "query", "route")
 
     def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray) -> None:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
         self.params: tuple[str, ...] = ()
+        self.route = ""
+        self.began_ns = now_ns()
         self._id = b""
 
     @property
@@ -55,8 +59,9 @@ class Request:
 
 KNOWN_HEADERS: Final = frozenset(
     (
-        b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length", b"content-type",
-        b"expect", b"host", b"inference-header-content-length", b"origin", b"transfer-encoding", b"x-request-id",
+        b"accept", b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length",
+        b"content-type", b"expect", b"host", b"inference-header-content-length", b"origin", b"traceparent", b"transfer-encoding",
+        b"x-request-id",
     )
 )  # fmt: skip
 
@@ -192,7 +197,8 @@ _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() 
 _BODILESS = frozenset((204, 304))
 
 
-def head_of(response: Response, request_id: bytes, date: bytes, close: bool) -> bytes:
+def head_of(response: Response, request_id: bytes, date: bytes, close: bool, trace: bytes = b"") -> bytes:
+    """trace: the value of traceparent, if there is to be one."""
     line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (response.status, _phrase(response.status).encode())
     extra = b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers]) if response.headers else b""
     if extra and (b"\0" in extra or extra.count(b"\r\n") != len(response.headers) or extra.count(b"\n") != len(response.headers)):
@@ -200,6 +206,8 @@ def head_of(response: Response, request_id: bytes, date: bytes, close: bool) -> 
     if response.status not in _BODILESS:
         extra = b"content-type: %s\r\ncontent-length: %d\r\n%s" % (response.content_type, len(response.body), extra)
     last = b"connection: close\r\n\r\n" if close else b"\r\n"
+    if trace:
+        last = b"traceparent: %s\r\n%s" % (trace, last)
     return b"%sdate: %s\r\n%sx-request-id: %s\r\n%s" % (line, date, extra, request_id, last)
 
 

@@ -13,12 +13,12 @@ class Routes:
     """Threads: any, once all routes are added. `{}` in a pattern stands for one segment of a path.
 
     `add("GET", "/api/{}", handler)`; HEAD goes with GET, OPTIONS with all. `find` leaves what the `{}` stood for in
-    `request.params`. A fixed segment wins over `{}`.
+    `request.params`, and the pattern in `request.route`. A fixed segment wins over `{}`.
     """
 
     def __init__(self) -> None:
         self._root = _Node()
-        self._known: dict[tuple[str, bytes], tuple[Handler, tuple[str, ...]]] = {}
+        self._known: dict[tuple[str, bytes], tuple[Handler, tuple[str, ...], str]] = {}
         self._patterns: list[tuple[str, str]] = []
 
     def add(self, method: str, pattern: str, handler: Handler) -> None:
@@ -26,6 +26,7 @@ class Routes:
         for segment in pattern.strip("/").split("/"):
             node = node.below.setdefault(segment, _Node())
         node.handlers[method] = handler
+        node.pattern = pattern
         self._patterns.append((method, pattern))
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -41,10 +42,10 @@ class Routes:
             if len(self._known) >= _REMEMBERED_MAX:  # paths of clients: whoever makes many up costs a search, not memory
                 self._known.clear()
             self._known[key] = known
-        request.params = known[1]
+        request.params, request.route = known[1], known[2]
         return known[0]
 
-    def _search(self, method: str, path: bytes) -> tuple[Handler, tuple[str, ...]]:
+    def _search(self, method: str, path: bytes) -> tuple[Handler, tuple[str, ...], str]:
         segments = _segments(path)
         found = self._root.match(segments, ())
         if found is None:
@@ -56,7 +57,7 @@ class Routes:
             if method == "OPTIONS":
                 raise Refused(204, "", headers=((b"allow", allow.encode()),))
             raise Refused(405, f"{_shown(path)} does not take {method}.", f"It takes {allow}.", ((b"allow", allow.encode()),))
-        return handler, params
+        return handler, params, node.pattern
 
     def _guess(self, segments: list[str]) -> str:
         fixed = {part for _, pattern in self._patterns for part in pattern.split("/") if part and part != "{}"}
@@ -65,11 +66,12 @@ class Routes:
 
 
 class _Node:
-    __slots__ = ("below", "handlers")
+    __slots__ = ("below", "handlers", "pattern")
 
     def __init__(self) -> None:
         self.below: dict[str, _Node] = {}
         self.handlers: dict[str, Handler] = {}
+        self.pattern = ""
 
     def match(self, segments: list[str], params: tuple[str, ...]) -> "tuple[_Node, tuple[str, ...]] | None":
         if not segments:

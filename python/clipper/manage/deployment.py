@@ -15,7 +15,7 @@ import msgspec
 
 from clipper.catalog import Catalog
 from clipper.config import Config, ServerSettings
-from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent
+from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus
 from clipper.deploy.package import pack
 from clipper.deploy.process import ProcessDeployer, RestartPolicy
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown, UnknownModel
@@ -180,11 +180,12 @@ class Deployment:
         `accuracy`, rows of feedback that were dropped (`untaught`), since when, how long they took, by `name:version`."""
         by_place = {(row["engine"], row["index"]): row for row in self._engines.snapshot()["models"]}
         models = {}
+        started = self._deployer.list()
         for running in self._running:
             counters = by_place.get(self._engines.place_of(running.core))
             if counters is None:  # deployed just now
                 continue
-            replicas = self._replica_stats(running)
+            replicas = self._replica_stats(running, started)
             wanted = self._scaling.wanted(running.model.id, running.model.replicas)
             has = sum(replica["state"] == "ready" for replica in replicas)
             near = running.core.similar
@@ -196,14 +197,14 @@ class Deployment:
             }  # fmt: skip
         return models
 
-    def _replica_stats(self, running: Running) -> list[dict[str, Any]]:
+    def _replica_stats(self, running: Running, started: Sequence[ReplicaStatus]) -> list[dict[str, Any]]:
         rows: dict[tuple[int, int], dict[str, Any]] = {}  # by number and pid: two started elsewhere may have one number
         for replica in self.containers.of(running.model.id):
             batcher = replica.engine.replica(replica.conn)
             if batcher is not None:
                 key = replica.hello.replica, replica.hello.pid
                 rows[key] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
-        for status in self._deployer.list():
+        for status in started:
             if (status.name, status.version) == (running.model.name, running.model.version):
                 row = rows.setdefault(
                     (status.replica, status.pid),
@@ -290,13 +291,15 @@ class Deployment:
             running = self._running.get(id_)
             if running is None or not running.model.target or not running.model.replicas_max or self._closed:
                 return
-            _log.info("model %s: %d replicas from now on (%s)", id_, count, why)
+            _log.info("model %s: %d replicas from now on (%s)", id_, count, why, extra={"model": str(id_)})
             self._scale_to(running.model, count)
 
     def _restart(self, id_: VersionedModel, number: int, pid: int) -> None:
         killed = self._deployer.restart(id_.name, id_.version or 0, number, pid)
         what = "is restarted" if killed else "was started elsewhere: restart it there"
-        _log.warning("container %s/%d is stuck with a batch for %g s; it %s", id_, number, self.config.server.stuck_s, what)
+        about = {"model": str(id_), "replica": number}
+        stuck_s = self.config.server.stuck_s
+        _log.warning("container %s/%d is stuck with a batch for %g s; it %s", id_, number, stuck_s, what, extra=about)
 
     def _expect(self, id_: VersionedModel, when_us: int) -> None:
         running = self._running.get(id_)
@@ -315,7 +318,8 @@ class Deployment:
         elif event.kind is EventKind.STOPPED:
             self._expected.stopped(id_, event.replica)
         level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
-        _log.log(level, "container %s:%d/%d %s %s", event.name, event.version, event.replica, event.kind, event.detail)
+        about = {"model": str(id_), "replica": event.replica, "event": str(event.kind)}
+        _log.log(level, "container %s/%d %s %s", id_, event.replica, event.kind, event.detail, extra=about)
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
             self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"

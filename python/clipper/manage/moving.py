@@ -49,7 +49,7 @@ def read(text: bytes) -> State:
     try:
         state = msgspec.json.decode(text, type=State)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidInput(f"this is no exported state: {error}.", hint="Write one with: clipper export FILE") from None
+        raise InvalidInput(f"this is no exported state: {error}.", hint="Write one with: clipper export state FILE") from None
     if state.schema != _SCHEMA:
         raise InvalidInput(f"an exported state of kind {state.schema[:40]!r}: this server reads {_SCHEMA!r}.")
     for model in state.models:

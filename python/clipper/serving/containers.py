@@ -209,7 +209,8 @@ class Containers:
         with self._arrival:
             self._replicas[engine, conn] = Replica(conn, hello, engine)
             self._arrival.notify_all()
-        _log.info("container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid)
+        about = {"model": str(hello.id), "replica": hello.replica}
+        _log.info("container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid, extra=about)
         self._changed(hello.id)
 
     def _read(self, data: bytes) -> Hello:
@@ -269,7 +270,9 @@ class Containers:
             return
         self._teaching.went(*line, replica.hello.id)
         level = logging.INFO if self.leaving or status in (Status.OK, Status.CLOSED) else logging.WARNING
-        _log.log(level, "container %s/%d is gone (%s)", replica.hello.id, replica.hello.replica, status.name.lower())
+        hello, why = replica.hello, status.name.lower()
+        about = {"model": str(hello.id), "replica": hello.replica, "status": why}
+        _log.log(level, "container %s/%d is gone (%s)", hello.id, hello.replica, why, extra=about)
         self._changed(replica.hello.id)
 
 

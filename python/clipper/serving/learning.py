@@ -51,6 +51,11 @@ class Learning:
             return None
         return self.states.learner(application, text, policy, models), user, seen
 
+    def stats(self) -> dict[str, int]:
+        """waiting: answers that feedback may still come for; journal_bytes, and journal_records ever."""
+        journal = self.journal
+        return {"waiting": len(self.window), "journal_bytes": journal.nbytes, "journal_records": journal.last}
+
     def close(self) -> None:
         self.states.close()
 

@@ -187,6 +187,7 @@ class Tally:
             "since_us": self.since_us,
             "queries": self.asked.value,
             "duration_us": duration(self.duration.snapshot()),
+            "latency_us": self.duration.snapshot(),
             "decided_by": {name or "nobody": counter.value for name, counter in sorted(self.decided.items())},
             "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
             "models": models,

@@ -1,0 +1,20 @@
+"""Metrics: their names, what they are made of, and the texts in which others read them."""
+
+from clipper.metrics.collect import Metrics
+from clipper.metrics.families import FAMILIES, Family
+from clipper.metrics.http_counts import HttpCounts
+from clipper.metrics.samples import OTHER, Samples
+from clipper.metrics.text import CONTENT_TYPES, influx, openmetrics, prometheus
+
+__all__ = [
+    "CONTENT_TYPES",
+    "FAMILIES",
+    "OTHER",
+    "Family",
+    "HttpCounts",
+    "Metrics",
+    "Samples",
+    "influx",
+    "openmetrics",
+    "prometheus",
+]

@@ -1,0 +1,120 @@
+"""Every metric there is. The table of docs/operating.md is made from this one; dashboard and alerts are checked against it.
+
+Names follow Prometheus' conventions: base units, `_total` for what only grows, one meaning a name. Edges of latencies are those
+of OpenTelemetry, so that shared dashboards fit, and five below them; a value is counted below an edge only if its whole bucket
+of the core's histogram lies there, so that the share within an SLO is never overstated, and understated by at most the values
+within 12.5 % of the edge. Edges of batches are ends of the core's own buckets: exact.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+LATENCY_S: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+BATCH_ROWS: Final = (1.0, 2.0, 4.0, 8.0, 17.0, 35.0, 71.0, 143.0, 287.0, 575.0, 1151.0, 4607.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """One metric. scale: what its histogram's own unit is in that of its name.  adds: the sum over several names means something;
+    what does not add up is left out of `_other`."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    edges: tuple[float, ...] = ()
+    scale: float = 1.0
+    adds: bool = True
+
+
+def _level(name: str, labels: tuple[str, ...], help: str) -> Family:
+    return Family(name, "gauge", labels, help, adds=False)
+
+
+def _latency(name: str, labels: tuple[str, ...], help: str) -> Family:
+    return Family(name, "histogram", labels, help, LATENCY_S, 1e-6)
+
+
+_NONE: Final = ()
+_APP: Final = ("application",)
+_MODEL: Final = ("model", "version")
+_BOTH: Final = ("application", "model", "version")
+_HTTP: Final = ("listener", "method", "route")
+
+_TABLE: Final = (
+    # applications
+    Family("clipper_queries_total", "counter", _APP, "Single queries scheduled."),
+    Family(
+        "clipper_answers_total", "counter", (*_APP, "outcome"),
+        "Answers taken from their futures: `ok`, or the default and why (`unsure`, `deadline`, `full`, ...).",
+    ),
+    _latency("clipper_answer_duration_seconds", _APP, "From the call to the answer, defaults included."),
+    _level("clipper_slo_seconds", _APP, "The latency objective of the application."),
+    Family("clipper_feedback_total", "counter", _APP, "Weight of the feedback that was looked at."),
+    _level("clipper_accuracy_ratio", _APP, "How right the answers were, 0 to 1, by feedback, since the start."),
+    # models within applications
+    Family("clipper_predictions_used_total", "counter", _BOTH, "Answers that a model had a part in."),
+    Family(
+        "clipper_predictions_missing_total", "counter", (*_BOTH, "reason"),
+        "Predictions that an answer went without, by how their tasks ended.",
+    ),
+    Family("clipper_model_feedback_total", "counter", _BOTH, "Weight of the feedback that a model was judged by."),
+    _level("clipper_model_accuracy_ratio", _BOTH, "How right a model was, 0 to 1, by feedback, since the start."),
+    _level("clipper_model_agreement_ratio", _BOTH, "How far a model agreed with the answer, 0 to 1."),
+    _level("clipper_selection_share", _BOTH, "A model's share of queries or of the answer, as the policy learned it."),
+    Family(
+        "clipper_observer_tasks_total", "counter", (*_BOTH, "outcome"), "Queries beside the answer, by what became of them.",
+    ),
+    _level("clipper_canary_drift_psi", _BOTH, "Population stability index of a canary's scores: above 0.25 is much."),
+    # models
+    Family(
+        "clipper_tasks_total", "counter", (*_MODEL, "outcome"),
+        "Tasks that the cache did not answer at once, by how they ended; refused and dropped ones too.",
+    ),
+    _latency("clipper_task_duration_seconds", _MODEL, "Of tasks that ended well and that the cache did not answer at once."),
+    Family("clipper_cache_hits_total", "counter", _MODEL, "Tasks that the cache answered at once."),
+    Family("clipper_cache_joined_total", "counter", _MODEL, "Tasks answered by another's evaluation of the same input."),
+    Family("clipper_cache_misses_total", "counter", _MODEL, "Rows that a container answered."),
+    Family("clipper_batches_total", "counter", _MODEL, "Batches sent to containers."),
+    Family("clipper_batch_rows", "histogram", _MODEL, "Rows in a batch.", BATCH_ROWS),
+    _level("clipper_batch_rows_limit", _MODEL, "The largest batch a container of it gets now."),
+    Family("clipper_queue_rows", "gauge", _MODEL, "Rows that wait."),
+    _level("clipper_queue_wait_seconds", _MODEL, "How long a new task is expected to wait for a free container."),
+    Family("clipper_replicas_wanted", "gauge", _MODEL, "Containers that should run."),
+    Family("clipper_replicas_ready", "gauge", _MODEL, "Containers that are connected."),
+    Family("clipper_container_restarts_total", "counter", (*_MODEL, "replica"), "Times a container was started again."),
+    Family("clipper_container_memory_bytes", "gauge", _MODEL, "Resident memory of its containers on this host."),
+    _level("clipper_model_own_accuracy_ratio", _MODEL, "How right a model that learns says it is, 0 to 1."),
+    # the server
+    Family("clipper_cache_bytes", "gauge", _NONE, "Memory of the prediction cache."),
+    Family("clipper_cache_entries", "gauge", _NONE, "Predictions in the cache."),
+    Family("clipper_cache_evictions_total", "counter", _NONE, "Predictions that gave way to others."),
+    Family("clipper_queue_bytes", "gauge", _NONE, "Memory of rows that wait."),
+    Family("clipper_tasks_issued_total", "counter", _NONE, "Tasks that the cache did not answer at once, of all models."),
+    Family("clipper_tasks_answered_total", "counter", _NONE, "Those of them that have ended."),
+    Family("clipper_loop_steps_total", "counter", _NONE, "Turns of the loops."),
+    Family("clipper_loop_late_seconds_max", "gauge", _NONE, "The longest a loop overslept."),
+    Family("clipper_feedback_waiting", "gauge", _NONE, "Answers that feedback may still come for."),
+    Family("clipper_journal_bytes", "gauge", _NONE, "Size of the journal of feedback."),
+    Family("clipper_journal_records_total", "counter", _NONE, "Number of the newest record of the journal."),
+    # HTTP
+    Family("clipper_http_requests_total", "counter", (*_HTTP, "code"), "Requests answered."),
+    _latency("clipper_http_request_duration_seconds", _HTTP, "From a request read to its response handed to the kernel."),
+    Family("clipper_http_connections", "gauge", ("listener",), "Clients connected."),
+    # the process
+    Family("clipper_build_info", "info", ("version", "python"), "What runs here: always 1."),
+    Family("clipper_scrape_duration_seconds", "gauge", _NONE, "How long the collection before this one took."),
+    Family("process_cpu_seconds_total", "counter", _NONE, "User and system time of the server's process, in seconds."),
+    Family("process_resident_memory_bytes", "gauge", _NONE, "Resident memory of the server's process."),
+    Family("process_virtual_memory_bytes", "gauge", _NONE, "Virtual memory of the server's process."),
+    Family("process_start_time_seconds", "gauge", _NONE, "When the process started, since the epoch."),
+    Family("process_open_fds", "gauge", _NONE, "Open file descriptors."),
+    Family("process_max_fds", "gauge", _NONE, "How many it may open."),
+    Family("process_threads", "gauge", _NONE, "Its threads."),
+)  # fmt: skip
+
+FAMILIES: Final[dict[str, Family]] = {family.name: family for family in _TABLE}

@@ -1,0 +1,163 @@
+"""The dashboard for Grafana, as JSON: `clipper export grafana`. It asks which Prometheus to read when it is imported."""
+
+from typing import Any, Final
+
+_WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
+_APPS: Final = 'application=~"$application"'
+_MODELS: Final = 'model=~"$model"'
+
+
+def _quantile(q: str, metric: str, which: str, by: str) -> str:
+    return f"histogram_quantile({q}, sum by (le, {by}) (rate({metric}_bucket{{{which}}}[$__rate_interval])))"
+
+
+def _rate(metric: str, which: str, by: str) -> str:
+    return f"sum by ({by}) (rate({metric}{{{which}}}[$__rate_interval]))"
+
+
+_MODEL_NAME = "{{model}}:{{version}}"
+
+# row -> (title, unit, ((expression, legend), ...)), ...
+_PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]]] = {
+    "Applications": (
+        ("Queries", "reqps", ((_rate("clipper_queries_total", _APPS, "application"), "{{application}}"),)),
+        (
+            "Answers by outcome", "reqps",
+            ((_rate("clipper_answers_total", _APPS, "application, outcome"), "{{application}} {{outcome}}"),),
+        ),
+        (
+            "Latency and SLO", "s",
+            (
+                (_quantile("0.5", "clipper_answer_duration_seconds", _APPS, "application"), "{{application}} p50"),
+                (_quantile("0.99", "clipper_answer_duration_seconds", _APPS, "application"), "{{application}} p99"),
+                (f"clipper_slo_seconds{{{_APPS}}}", "{{application}} SLO"),
+            ),
+        ),
+        (
+            "Accuracy, by feedback", "percentunit",
+            (
+                (f"clipper_accuracy_ratio{{{_APPS}}}", "{{application}}"),
+                (f"clipper_model_accuracy_ratio{{{_APPS}, {_MODELS}}}", f"{{{{application}}}} {_MODEL_NAME}"),
+            ),
+        ),
+        (
+            "Selection", "percentunit",
+            ((f"clipper_selection_share{{{_APPS}, {_MODELS}}}", f"{{{{application}}}} {_MODEL_NAME}"),),
+        ),
+        ("Feedback", "reqps", ((_rate("clipper_feedback_total", _APPS, "application"), "{{application}}"),)),
+    ),
+    "Models": (
+        (
+            "Tasks by outcome", "reqps",
+            ((_rate("clipper_tasks_total", _MODELS, "model, version, outcome"), f"{_MODEL_NAME} {{{{outcome}}}}"),),
+        ),
+        (
+            "Latency", "s",
+            (
+                (_quantile("0.5", "clipper_task_duration_seconds", _MODELS, "model, version"), f"{_MODEL_NAME} p50"),
+                (_quantile("0.99", "clipper_task_duration_seconds", _MODELS, "model, version"), f"{_MODEL_NAME} p99"),
+            ),
+        ),
+        (
+            "Rows in a batch, on average", "short",
+            (
+                (
+                    f"{_rate('clipper_batch_rows_sum', _MODELS, 'model, version')} / "
+                    f"{_rate('clipper_batch_rows_count', _MODELS, 'model, version')}",
+                    _MODEL_NAME,
+                ),
+                (f"clipper_batch_rows_limit{{{_MODELS}}}", f"{_MODEL_NAME} limit"),
+            ),
+        ),
+        (
+            "Queue", "short",
+            ((f"clipper_queue_rows{{{_MODELS}}}", _MODEL_NAME),),
+        ),
+        (
+            "Cache hits", "percentunit",
+            (
+                (
+                    f"{_rate('clipper_cache_hits_total', _MODELS, 'model, version')} / "
+                    f"({_rate('clipper_cache_hits_total', _MODELS, 'model, version')} + "
+                    f"{_rate('clipper_tasks_total', _MODELS, 'model, version')})",
+                    _MODEL_NAME,
+                ),
+            ),
+        ),
+        (
+            "Containers", "short",
+            (
+                (f"clipper_replicas_ready{{{_MODELS}}}", f"{_MODEL_NAME} ready"),
+                (f"clipper_replicas_wanted{{{_MODELS}}}", f"{_MODEL_NAME} wanted"),
+                (f"sum by (model, version) (increase(clipper_container_restarts_total{{{_MODELS}}}[$__rate_interval]))",
+                 f"{_MODEL_NAME} restarts"),
+            ),
+        ),
+    ),
+    "Server": (
+        ("HTTP requests", "reqps", ((_rate("clipper_http_requests_total", "", "route, code"), "{{route}} {{code}}"),)),
+        (
+            "HTTP p99", "s",
+            ((_quantile("0.99", "clipper_http_request_duration_seconds", 'listener="query"', "route"), "{{route}}"),),
+        ),
+        (
+            "Memory", "bytes",
+            (
+                ("process_resident_memory_bytes and on (instance) clipper_build_info", "server"),
+                ("clipper_cache_bytes", "cache"),
+                ("clipper_queue_bytes", "queues"),
+                ("clipper_journal_bytes", "journal, on disk"),
+                (f"clipper_container_memory_bytes{{{_MODELS}}}", _MODEL_NAME),
+            ),
+        ),
+        (
+            "CPU", "short",
+            (("rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) clipper_build_info", "cores of the server"),),
+        ),
+    ),
+}  # fmt: skip
+
+
+def dashboard() -> dict[str, Any]:
+    """As Grafana 9 and later import it."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row, of_row in _PANELS.items():
+        panels.append({"type": "row", "title": row, "collapsed": False, "gridPos": _place(0, top, 24, 1), "panels": []})
+        for i, (title, unit, queries) in enumerate(of_row):
+            place = _place(_WIDTH * (i % _COLUMNS), top + 1 + _HEIGHT * (i // _COLUMNS), _WIDTH, _HEIGHT)
+            panels.append(_panel(title, unit, queries, place))
+        top += 1 + _HEIGHT * -(-len(of_row) // _COLUMNS)
+    for number, panel in enumerate(panels, 1):
+        panel["id"] = number
+    return {
+        "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}],
+        "title": "Clipper", "uid": "clipper", "tags": ["clipper"], "schemaVersion": 38, "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"}, "timezone": "browser", "editable": True, "panels": panels,
+        "templating": {"list": [_choice("application", "clipper_queries_total"), _choice("model", "clipper_tasks_total")]},
+    }  # fmt: skip
+
+
+def _place(x: int, y: int, w: int, h: int) -> dict[str, int]:
+    return {"x": x, "y": y, "w": w, "h": h}
+
+
+_SOURCE: Final = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+
+
+def _panel(title: str, unit: str, queries: tuple[tuple[str, str], ...], place: dict[str, int]) -> dict[str, Any]:
+    targets: list[dict[str, Any]] = [
+        {"refId": chr(ord("A") + i), "expr": expression, "legendFormat": legend, "datasource": _SOURCE}
+        for i, (expression, legend) in enumerate(queries)
+    ]
+    field = {"defaults": {"unit": unit, "min": 0}, "overrides": []}
+    about = {"type": "timeseries", "title": title, "datasource": _SOURCE, "gridPos": place}
+    return {**about, "fieldConfig": field, "targets": targets}
+
+
+def _choice(label: str, metric: str) -> dict[str, Any]:
+    query = f"label_values({metric}, {label})"
+    return {
+        "name": label, "type": "query", "datasource": _SOURCE, "query": query, "definition": query, "refresh": 2,
+        "multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
+    }  # fmt: skip

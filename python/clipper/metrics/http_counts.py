@@ -1,0 +1,45 @@
+"""Requests by route and status, and how long they took: counted on the event loop's thread, read by any."""
+
+import time
+
+from clipper.metrics.samples import OTHER, Samples
+from clipper_core.histogram import LatencyHistogram, Snapshot
+
+now_ns = time.monotonic_ns
+
+
+class _Row:
+    """Of one method and route."""
+
+    __slots__ = ("by_code", "durations")
+
+    def __init__(self) -> None:
+        self.by_code: dict[int, int] = {}
+        self.durations = LatencyHistogram()
+
+
+class HttpCounts:
+    """Of one listener. route: a pattern of the routing table; what is none of ours is `_other`, whatever it was, and its method
+    too: clients make up paths without end. Threads: count from one; the rest any."""
+
+    def __init__(self, listener: str) -> None:
+        self.listener = listener
+        self.connections = 0
+        self._rows: dict[tuple[str, str], _Row] = {}
+
+    def count(self, method: str, route: str, code: int, began_ns: int) -> None:
+        key = (method, route) if route else (OTHER, OTHER)
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = _Row()
+        row.by_code[code] = row.by_code.get(code, 0) + 1
+        row.durations.record((now_ns() - began_ns) // 1000)
+
+    def collect(self, into: Samples) -> None:
+        into.add("clipper_http_connections", self.connections, self.listener)
+        for (method, route), row in self._rows.copy().items():
+            names = self.listener, method, route
+            for code, count in row.by_code.copy().items():
+                into.add("clipper_http_requests_total", count, *names, str(code))
+            took: Snapshot = row.durations.snapshot()
+            into.add("clipper_http_request_duration_seconds", took, *names)

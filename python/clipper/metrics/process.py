@@ -1,0 +1,41 @@
+"""What the kernel says of a process. Nothing where there is no /proc."""
+
+import contextlib
+import functools
+import os
+import resource
+from pathlib import Path
+
+from clipper.metrics.samples import Samples
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def collect(into: Samples) -> None:
+    """Of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    into.add("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    into.add("process_max_fds", float("inf") if most == resource.RLIM_INFINITY else most)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        into.add("process_threads", int(fields[17]))
+        into.add("process_virtual_memory_bytes", int(fields[20]))
+        into.add("process_resident_memory_bytes", int(fields[21]) * _PAGE)
+        into.add("process_start_time_seconds", _booted_s() + int(fields[19]) / _TICKS)
+        into.add("process_open_fds", len(os.listdir("/proc/self/fd")))
+
+
+@functools.cache
+def _booted_s() -> int:
+    lines = Path("/proc/stat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("btime "))

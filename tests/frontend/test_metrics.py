@@ -1,0 +1,376 @@
+"""Metrics over HTTP: real sockets, a real container, and a real Prometheus where there is one."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clipper
+from clipper.cli import main
+from clipper.metrics import FAMILIES, OTHER
+from clipper.metrics.grafana import dashboard
+from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join((os.environ.get("PATH", ""), str(ROOT / ".venv" / "prometheus" / "usr" / "bin")))
+PREDICT = "/api/total/predict"
+ALERTS = files("clipper.metrics") / "alerts.yml"
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=PATH)
+    if found is None:
+        pytest.skip(f"no {name} on this machine: apt-get install prometheus")
+    return found
+
+
+LINE = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
+LABEL = re.compile(r'([a-z_]+)="([^"\\]*)"')
+
+
+def series(text: bytes) -> Series:
+    """Every line of our own names, read strictly; each series once."""
+    found: Series = {}
+    for line in text.decode().splitlines():
+        if line.startswith("# "):
+            continue
+        match = LINE.fullmatch(line)
+        assert match, line
+        labels = tuple(LABEL.findall(match[2] or ""))
+        assert (match[1], labels) not in found, line
+        found[match[1], labels] = float(match[3])
+    return found
+
+
+def scrape(server: clipper.ClipperServer) -> Series:
+    return series(ask(server.admin_address, "GET", "/metrics").body)
+
+
+def summed(found: Series, name: str, **labels: str) -> float:
+    return sum(value for (one, pairs), value in found.items() if one == name and labels.items() <= dict(pairs).items())
+
+
+def ended(server: clipper.ClipperServer) -> Series:
+    """A scrape once every task has ended and every answer was counted."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        found = scrape(server)
+        at_rest = found["clipper_tasks_issued_total", ()] == found["clipper_tasks_answered_total", ()]
+        if at_rest and summed(found, "clipper_queries_total") == summed(found, "clipper_answers_total"):
+            return found
+        assert time.monotonic() < until, "the server does not come to rest"
+
+
+# -- what a scrape says
+
+
+def test_it_is_the_text_of_prometheus(manage: Ask) -> None:
+    reply = manage("GET", "/metrics")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert series(reply.body)
+    heads = [line for line in reply.body.decode().splitlines() if line.startswith("# ")]
+    assert len(set(heads)) == len(heads)
+
+
+@pytest.mark.parametrize(
+    ("accept", "open"),
+    [
+        ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5", True),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True), ("text/plain", False), ("*/*", False),
+        ("application/openmetrics-text;q=0.1,text/plain;q=0.9", False), ("application/openmetrics-text;q=x", False),
+    ],
+)  # fmt: skip
+def test_openmetrics_for_who_accepts_it(manage: Ask, accept: str, open: bool) -> None:
+    reply = manage("GET", "/metrics", headers={"Accept": accept})
+    assert ("openmetrics" in reply.headers["content-type"]) == open
+    assert reply.body.endswith(b"# EOF\n") == open
+
+
+def test_influx_by_its_name(manage: Ask) -> None:
+    reply = manage("GET", "/metrics?format=influx")
+    assert re.search(rb"^clipper_queries_total,application=total value=\d+\.0 \d{19}$", reply.body, re.M)
+    wrong = manage("GET", "/metrics?format=inflox")
+    assert wrong.status == 400
+    assert "did you mean 'influx'" in wrong.json["error"]
+
+
+def test_the_query_listener_has_none_unless_it_is_set(query: Ask) -> None:
+    assert query("GET", "/metrics").status == 404
+
+
+def test_pages_of_others_get_none(manage: Ask) -> None:
+    assert manage("GET", "/metrics", headers={"Origin": "http://evil.example"}).status == 403
+
+
+def test_requests_are_counted_by_route_and_code(server: clipper.ClipperServer, query: Ask) -> None:
+    name = "clipper_http_requests_total"
+    before = scrape(server)
+    query("POST", PREDICT, {"input": [1, 2, 3]})
+    query("POST", PREDICT, b"no JSON")
+    for path in ("/none/of/ours", "/other/paths/of/strangers"):
+        query("GET", path)
+    after = scrape(server)
+
+    def more(**labels: str) -> float:
+        return summed(after, name, **labels) - summed(before, name, **labels)
+
+    assert more(listener="query", route="/api/{}/predict", code="200") == 1
+    assert more(listener="query", route="/api/{}/predict", code="400") == 1
+    assert more(listener="query", route=OTHER, method=OTHER, code="404") == 2
+    assert more(listener="admin", route="/metrics", method="GET", code="200") == 1
+    assert not [labels for one, labels in after if "strangers" in str(labels)]
+    took = "clipper_http_request_duration_seconds_count"
+    assert summed(after, took) == summed(after, name)
+    assert 0 <= summed(after, "clipper_http_connections", listener="query")
+
+
+def test_the_trace_of_a_caller_goes_on(query: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "clipper.requests")
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    for flags in ("01", "00"):
+        reply = query("POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": f"00-{trace}-{span}-{flags}"})
+        version, same, ours, sampled = reply.headers["traceparent"].split("-")
+        assert (version, same, sampled) == ("00", trace, flags)
+        assert ours != span
+    (line,) = [record for record in caplog.records if record.name == "clipper.requests"]  # only the caller's choice is told
+    about = vars(line)
+    assert (about["trace_id"], about["parent_id"], about["application"]) == (trace, span, "total")
+    assert (about["status"], about["route"]) == (200, "/api/{}/predict")
+    assert "traceparent" not in query("POST", PREDICT, {"input": [1, 2, 3]}, {"traceparent": "nonsense"}).headers
+    assert "traceparent" not in query("POST", PREDICT, {"input": [1, 2, 3]}).headers
+
+
+# -- under load
+
+
+def test_counters_only_grow_and_add_up(server: clipper.ClipperServer) -> None:
+    """Scrapes while queries are asked; each of them a moment of one truth."""
+    stop, failed = threading.Event(), []
+
+    def load(seed: int) -> None:
+        line = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
+        n = 0
+        while not stop.is_set():
+            n += 1
+            line.request("POST", PREDICT, json.dumps({"input": [seed, n % 50, 0]}))
+            response = line.getresponse()
+            response.read()
+            if response.status != 200:
+                failed.append(response.status)
+        line.close()
+
+    before = ended(server)
+    threads = [threading.Thread(target=load, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        each = [before, *(scrape(server) for _ in range(12))]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    each.append(ended(server))
+    assert not failed
+    growing = re.compile(r".*(_total|_bucket|_sum|_count)")
+    for earlier, later in zip(each, each[1:], strict=False):
+        assert earlier.keys() <= later.keys(), earlier.keys() - later.keys()
+        shrunk = [key for key, value in earlier.items() if growing.fullmatch(key[0]) and later[key] < value]
+        assert not shrunk
+    last = each[-1]
+    assert summed(last, "clipper_queries_total") > summed(before, "clipper_queries_total") + 3
+    assert last["clipper_tasks_issued_total", ()] == summed(last, "clipper_tasks_total")
+    for app in ("total", "learns"):
+        answers = summed(last, "clipper_answers_total", application=app)
+        assert summed(last, "clipper_queries_total", application=app) == answers
+        assert summed(last, "clipper_answer_duration_seconds_count", application=app) == answers
+    ok = summed(last, "clipper_tasks_total", outcome="ok")
+    assert summed(last, "clipper_task_duration_seconds_count") == ok
+    assert summed(last, "clipper_cache_misses_total") + summed(last, "clipper_cache_joined_total") >= ok
+    for (name, labels), value in last.items():
+        if name.endswith("_count") and name.startswith("clipper_"):
+            bucket = name.replace("_count", "_bucket")
+            buckets = [count for (other, pairs), count in last.items() if other == bucket and pairs[:-1] == labels]
+            assert buckets == sorted(buckets)
+            assert last[bucket, (*labels, ("le", "+Inf"))] == buckets[-1] == value
+
+
+def test_feedback_shares_and_containers_are_told(server: clipper.ClipperServer) -> None:
+    app = server.app("learns")
+    for i in range(5):
+        answer = app.predict([float(i), 1.0, 2.0]).result(PATIENCE_S)
+        app.feedback(answer, label=answer.output)
+    found = scrape(server)
+    here, model = (("application", "learns"),), (("model", "sum"), ("version", "1"))
+    assert found["clipper_feedback_total", here] >= 5
+    assert found["clipper_accuracy_ratio", here] == 1.0
+    assert found["clipper_model_accuracy_ratio", (*here, *model)] == 1.0
+    assert found["clipper_selection_share", (*here, *model)] == 1.0
+    assert found["clipper_slo_seconds", here] == 5.0
+    assert (found["clipper_replicas_wanted", model], found["clipper_replicas_ready", model]) == (1, 1)
+    assert found["clipper_container_restarts_total", (*model, ("replica", "0"))] == 0
+    assert found["clipper_container_memory_bytes", model] > 1e6
+    assert found["process_resident_memory_bytes", ()] > 1e7
+    assert found["process_open_fds", ()] > 5
+    assert abs(found["process_start_time_seconds", ()] - Path("/proc/self").stat().st_mtime) < 3600
+    assert summed(found, "clipper_build_info", version=clipper.__version__) == 1
+
+
+# -- names without end
+
+
+@pytest.fixture
+def small() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(http="127.0.0.1:0", admin="127.0.0.1:0", metrics_names_max=2, metrics=True, **QUICK) as started:
+        started.deploy("sum", total, input="f64[3]")
+        for i in range(5):
+            started.app(f"app{i}", models=["sum"], slo_ms=5000)
+        warm_workers(started)
+        yield started
+
+
+def test_names_beyond_the_limit_share_one(small: clipper.ClipperServer) -> None:
+    for i in range(5):
+        for _ in range(i + 1):
+            small.app(f"app{i}").predict([1.0, 2.0, i]).result(PATIENCE_S)
+    found = series(ask(small.http_address, "GET", "/metrics").body)  # set: the query listener has them too
+    apps = {dict(labels)["application"] for name, labels in found if name == "clipper_queries_total"}
+    assert len(apps) == 3
+    assert OTHER in apps
+    assert summed(found, "clipper_queries_total") == 15
+    assert summed(found, "clipper_answer_duration_seconds_count") == 15
+    assert not [labels for name, labels in found if name == "clipper_slo_seconds" and OTHER in str(labels)]
+
+
+# -- dashboard and alerts
+
+METRIC = re.compile(r"\b((?:clipper|process)_[a-z_]+)\b")
+
+
+def expressions() -> list[str]:
+    panels = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    choices = [choice["query"] for choice in dashboard()["templating"]["list"]]
+    return [*panels, *choices, *re.findall(r"expr: (.*(?:\n {10}.*)*)", ALERTS.read_text())]
+
+
+def test_dashboard_and_alerts_ask_for_what_there_is(server: clipper.ClipperServer) -> None:
+    app = server.app("learns")
+    app.feedback(app.predict([1.0, 1.0, 2.0]).result(PATIENCE_S), label=4.0)
+    there = {name for name, _ in scrape(server)}
+    labels_of = {name: family.labels for name, family in FAMILIES.items()}
+    named = 0
+    for expression in expressions():
+        for name in METRIC.findall(expression):
+            named += 1
+            assert name in there, f"{name} of {expression}"
+        family = re.sub(r"_(bucket|sum|count)$", "", METRIC.findall(expression)[0])
+        for label in re.findall(r"(\w+)=~?\"", expression):
+            assert label in labels_of[family], f"{label} of {expression}"
+    assert named > 40
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    whole = json.loads(json.dumps(dashboard()))
+    ids = [panel["id"] for panel in whole["panels"]]
+    assert len(set(ids)) == len(ids)
+    boxes = [tuple(panel["gridPos"][key] for key in "xywh") for panel in whole["panels"]]
+    cells = [(x + i, y + j) for x, y, w, h in boxes for i in range(w) for j in range(h)]
+    assert len(set(cells)) == len(cells), "panels overlap"
+    assert max(x for x, _ in cells) < 24
+
+
+def test_the_verbs_print_them(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["export", "grafana"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out) == dashboard()
+    main(["export", "alerts"], standalone_mode=False)
+    assert capsys.readouterr().out == ALERTS.read_text()
+
+
+# -- Prometheus itself
+
+
+def test_promtool_finds_nothing(manage: Ask, tmp_path: Path) -> None:
+    promtool = tool("promtool")
+    text = manage("GET", "/metrics").body
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
+    rules = subprocess.run([promtool, "check", "rules", str(tmp_path / "alerts.yml")], capture_output=True, timeout=60, text=True)
+    assert "SUCCESS: 9 rules found" in rules.stdout, rules.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class Prometheus:
+    """A real one that scrapes an address five times a second."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        (folder / "alerts.yml").write_text(ALERTS.read_text())
+        config = {
+            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
+            "rule_files": [str(folder / "alerts.yml")],
+            "scrape_configs": [{"job_name": "clipper", "static_configs": [{"targets": [address]}]}],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        self.address = f"127.0.0.1:{free_port()}"
+        self._process = subprocess.Popen(
+            [tool("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+             f"--web.listen-address={self.address}", "--log.level=error"],
+            env={**os.environ, "GOMAXPROCS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def get(self, path: str) -> Any:
+        """What its API says; None while it starts."""
+        try:
+            reply = ask(self.address, "GET", path)
+        except OSError:
+            return None
+        return reply.json["data"] if reply.status == 200 else None
+
+    def value(self, expression: str) -> float | None:
+        found = self.get(f"/api/v1/query?query={urllib.parse.quote(expression)}")
+        return float(found["result"][0]["value"][1]) if found and found["result"] else None
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.mark.slow
+def test_a_real_prometheus_scrapes_it(server: clipper.ClipperServer, tmp_path: Path) -> None:
+    prometheus = Prometheus(tmp_path, server.admin_address)
+    try:
+        for i in range(20):
+            server.app("total").predict([1.0, 2.0, i]).result(PATIENCE_S)
+        wanted = summed(ended(server), "clipper_queries_total", application="total")
+        until = time.monotonic() + 30
+        while prometheus.value('clipper_queries_total{application="total"}') != wanted:
+            assert time.monotonic() < until, prometheus.get("/api/v1/targets")
+            time.sleep(0.1)
+        (target,) = prometheus.get("/api/v1/targets")["activeTargets"]
+        assert (target["health"], target["lastError"]) == ("up", "")
+        for expression in expressions():
+            if "label_values" not in expression:
+                asked = expression.replace("$__rate_interval", "1m").replace("$application", ".*").replace("$model", ".*")
+                asked = " ".join(asked.removeprefix(">-").split())
+                assert prometheus.get(f"/api/v1/query?query={urllib.parse.quote(asked)}") is not None, asked
+    finally:
+        prometheus.stop()
