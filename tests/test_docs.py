@@ -1,6 +1,7 @@
 """The documentation knows what there is: every key, error, verb, frame and status, and every link leads on.
 
-`python tests/test_docs.py` rewrites the table of settings in docs/operating.md from `clipper.config.describe()`.
+`python tests/test_docs.py` rewrites the tables of docs/operating.md: of settings from `clipper.config.describe()`, of metrics
+from `clipper.metrics.FAMILIES`.
 """
 
 import ast
@@ -17,6 +18,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"])
 OPERATING = DOCS / "operating.md"
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
+METRICS_BEGIN, METRICS_END = "<!-- metrics: begin -->", "<!-- metrics: end -->"
 
 
 def everything() -> str:
@@ -37,6 +39,15 @@ def settings_table() -> str:
     return "\n".join([BEGIN, *lines, "", END])
 
 
+def metrics_table() -> str:
+    families = importlib.import_module("clipper.metrics").FAMILIES.values()
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for family in families:
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        lines.append(f"| `{family.name}` | {family.kind} |{f' {labels}' if labels else ''} | {family.help} |")
+    return "\n".join([METRICS_BEGIN, "", *lines, "", METRICS_END])
+
+
 def plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -51,6 +62,12 @@ def test_the_table_of_settings_is_true() -> None:
     page = OPERATING.read_text()
     found = page[page.index(BEGIN) : page.index(END) + len(END)]
     assert found == settings_table(), "run: python tests/test_docs.py"
+
+
+def test_the_table_of_metrics_is_true() -> None:
+    page = OPERATING.read_text()
+    found = page[page.index(METRICS_BEGIN) : page.index(METRICS_END) + len(METRICS_END)]
+    assert found == metrics_table(), "run: python tests/test_docs.py"
 
 
 def test_every_error_has_its_row() -> None:
@@ -136,5 +153,6 @@ def test_every_example_of_settings_is_accepted(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     text = OPERATING.read_text()
-    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-    OPERATING.write_text(before + settings_table() + after)
+    for begin, end, table in ((BEGIN, END, settings_table()), (METRICS_BEGIN, METRICS_END, metrics_table())):
+        text = text[: text.index(begin)] + table + text[text.index(end) + len(end) :]
+    OPERATING.write_text(text)
