@@ -388,7 +388,11 @@ def export() -> None:
 
 @export.command()
 def grafana() -> None:
-    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes of GET /metrics."""
+    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes of GET /metrics.
+
+    \b
+    clipper export grafana > clipper-dashboard.json
+    """
     from clipper.metrics.grafana import dashboard
 
     click.echo(json.dumps(dashboard(), indent=2))
@@ -396,7 +400,11 @@ def grafana() -> None:
 
 @export.command()
 def alerts() -> None:
-    """Alert rules, as YAML: a file for `rule_files` of prometheus.yml."""
+    """Alert rules, as YAML: a file for `rule_files` of prometheus.yml.
+
+    \b
+    clipper export alerts > clipper-alerts.yml
+    """
     import importlib.resources
 
     click.echo((importlib.resources.files("clipper.metrics") / "alerts.yml").read_text(), nl=False)

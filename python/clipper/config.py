@@ -94,7 +94,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
         float, _about("calm: one replica less, and each would still be at work for at most this", "share", ge=0.05, le=1)
     ] = 0.7
 
-    log: Annotated[Literal["text", "json"], _about("the log: as `logging` is set up, or JSON on stderr")] = "text"
+    log_format: Annotated[
+        Literal["text", "json"], _about("of what the server logs: as `logging` is set up, or JSON objects on stderr")
+    ] = "text"
 
     def __repr__(self) -> str:
         shown = (f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in _items(self))

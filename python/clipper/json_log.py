@@ -1,4 +1,4 @@
-"""The log as JSON, one object a line: what `server.log = "json"` turns on.
+"""The log as JSON, one object a line: what `server.log_format = "json"` turns on.
 
 Each has `time` (UTC), `level`, `logger`, `message`; where they are known `application`, `model`, `replica`, `request_id`,
 `trace_id`, `span_id` and what else a line was given; and `exception`, a traceback in one string.

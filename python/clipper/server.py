@@ -18,8 +18,8 @@ from clipper.errors import (
     did_you_mean,
 )
 from clipper.frontend.streaming import Streaming
-from clipper.manage.declared import application_settings, model_settings
 from clipper.json_log import JsonLog
+from clipper.manage.declared import application_settings, model_settings
 from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
@@ -98,7 +98,7 @@ class ClipperServer(Streaming):
 
     def start(self) -> Self:
         """Listen, bring back what the catalog knows, then what the config declares."""
-        self._log = JsonLog() if self.config.server.log == "json" else None
+        self._log = JsonLog() if self.config.server.log_format == "json" else None
         try:
             self._listener = listen(self.config.server.address, self._dir.run)
             self._dispatch.loop.listen(self._listener.fd)

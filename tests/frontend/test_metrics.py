@@ -387,3 +387,15 @@ def test_a_real_prometheus_scrapes_it(server: clipper.ClipperServer, tmp_path: P
                 assert prometheus.get(f"/api/v1/query?query={urllib.parse.quote(asked)}") is not None, asked
     finally:
         prometheus.stop()
+
+
+def test_a_server_logs_json_when_it_is_set(capfd: pytest.CaptureFixture[str]) -> None:
+    with clipper.start(http="127.0.0.1:0", log_format="json", **QUICK) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=5000)
+        header = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+        assert ask(server.http_address, "POST", PREDICT, {"input": [1, 2, 3]}, header).status == 200
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    (told,) = [line for line in lines if line["logger"] == "clipper.requests"]
+    assert (told["trace_id"], told["application"], told["status"]) == ("ab" * 16, "total", 200)
+    assert {line["model"] for line in lines if "container" in line["message"]} == {"sum:1"}

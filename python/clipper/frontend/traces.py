@@ -46,7 +46,7 @@ def trace_of(header: bytes) -> Trace | None:
 
 
 def log_request(trace: Trace, request: Request, response: Response, id: bytes) -> None:
-    """The line of a sampled request; the fields are those of a JSON log (`server.log`)."""
+    """The line of a sampled request; the fields are those of a JSON log (`server.log_format`)."""
     if not _log.isEnabledFor(logging.INFO):
         return
     took_ms = (now_ns() - request.began_ns) / 1e6
