@@ -156,7 +156,7 @@ def finish_unasked(future: Future) -> Answer:
 def default_answer(future: Future, question: Question, reason: str, request_id: str = "") -> Answer:
     """For a query whose policy failed."""
     if question.lineup is not None:
-        question.lineup.tally.latency_us.record(future.latency_us)
+        question.lineup.tally.duration.record(future.latency_us)
         question.lineup.tally.default("policy_failed")
     id = f"{question.node}-{future.id:x}"
     _tell_log(question, id, request_id, reason)
