@@ -10,7 +10,6 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -459,10 +458,7 @@ def _convert(kind: type[msgspec.Struct], key: str, value: Any, where: str) -> An
         given = _read_env(value, type_)
     try:
         plain = given if type_ is Any else msgspec.convert(given, type_, strict=not isinstance(value, _EnvText))
-        if type_ is Any or plain is None:
-            return plain
-        bare = next((part for part in get_args(type_) if get_origin(type_) is UnionType and part is not NoneType), type_)
-        return msgspec.convert(plain, Annotated[bare, meta])
+        return plain if type_ is Any else msgspec.convert(plain, Annotated[type_, meta])
     except msgspec.ValidationError:
         raise ConfigError(f"{where} = {_shown(value)}: expected {_expected(kind, key)}.") from None
 
