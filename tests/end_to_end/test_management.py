@@ -310,6 +310,7 @@ def test_the_state_moves_to_another_server(tmp_path: Path) -> None:
         again = json.loads(client.export_state())
         assert [model["target"] for model in again["models"]] == [model["target"] for model in json.loads(text)["models"]]
         new.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]", version=7)
+        assert client.rollback("sums")["said"] == "sums:3 is sums now; it was sums:7"
         other = json.loads(text)
         other["models"][0] |= {"version": 7}
         with pytest.raises(errors.AlreadyExists, match="'sums:7' is another one here"):
