@@ -61,7 +61,9 @@ class Frontends:
     def _start_grpc(self) -> None:
         try:
             from clipper.frontend.grpc import Grpc
-        except ImportError as error:
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("grpc", "google"):
+                raise
             hint = 'pip install "clipper-serving[grpc]".'
             raise ConfigError(f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint) from None
         grpc = Grpc(self._node, self._make_ear)
