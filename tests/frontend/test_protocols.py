@@ -29,6 +29,7 @@ def test_the_compiled_form_is_that_of_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["tritonclient.grpc", "grpc_health.v1.health_pb2", "grpc_reflection.v1alpha.reflection_pb2"])
 def test_other_definitions_of_the_same_messages_may_be_in_the_process(module: str) -> None:
+    pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
     other = pytest.importorskip(module, reason=f"{module} is not installed")
     protocols = pytest.importorskip("clipper.frontend.protocols", reason="pip install 'clipper-serving[grpc]'")
     assert protocols.message("inference.ModelInferRequest")(id="7").id == "7"
@@ -36,6 +37,7 @@ def test_other_definitions_of_the_same_messages_may_be_in_the_process(module: st
 
 
 def test_field_numbers_are_those_of_the_protocol() -> None:
+    pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
     triton = pytest.importorskip("tritonclient.grpc.service_pb2", reason="pip install 'tritonclient[grpc]'")
     from clipper.frontend.protocols import pool
 
