@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
 from clipper.grpc_settings import GrpcSettings
-from clipper.http_settings import HttpSettings, is_loopback
+from clipper.http_settings import HttpSettings, is_loopback, listener_troubles
 from clipper.stream_settings import ModelStreamSettings, StreamSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
 
@@ -532,7 +532,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
         return ConfigError(f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}")
 
     _check_address(config.server, refuse)
-    _check_listeners(config, refuse)
+    for listener, why in listener_troubles(config.http, config.grpc.address):
+        raise refuse(listener, why)
     if config.server.restart_ms_min > config.server.restart_ms_max:
         raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")
     for name, model in config.models.items():
@@ -590,14 +591,3 @@ def _check_address(server: ServerSettings, refuse: Any) -> None:
         raise refuse(at, "expected 'unix', 'unix:PATH' or 'tcp://HOST:PORT' (port 0 to 65535).")
     if not is_loopback(host) and not (server.token or server.insecure):
         raise refuse(at, "other hosts could dial in. Set server.token, or server.insecure = true.")
-
-
-def _check_listeners(config: Config, refuse: Any) -> None:
-    http = config.http
-    for section, key in (("http", "address"), ("http", "admin"), ("grpc", "address")):
-        address = getattr(getattr(config, section), key)
-        host, _, port = address.rpartition(":")
-        if address and not (host and port.isdecimal() and int(port) <= 65535):
-            raise refuse((section, key), "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port).")
-    if http.admin and not http.token and not is_loopback(http.admin.rpartition(":")[0]):
-        raise refuse(("http", "admin"), "other hosts could manage this server. Set http.token.")

@@ -1,6 +1,7 @@
 """What can be set of HTTP: `[http]` of a file."""
 
 import ipaddress
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -49,3 +50,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
+
+
+def listener_troubles(http: HttpSettings, grpc_address: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """What is wrong with where queries and management come in: (section and key, why)."""
+    each = (("http", "address", http.address), ("http", "admin", http.admin), ("grpc", "address", grpc_address))
+    for section, key, address in each:
+        host, _, port = address.rpartition(":")
+        if address and not (host and port.isdecimal() and int(port) <= 65535):
+            yield (section, key), "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port)."
+    if http.admin and not http.token and not is_loopback(http.admin.rpartition(":")[0]):
+        yield ("http", "admin"), "other hosts could manage this server. Set http.token."
