@@ -293,6 +293,15 @@ def test_a_signal_ends_the_server_and_its_containers(number, how, code):
     wait_until(lambda: all(gone(pid) for pid in pids))
 
 
+@pytest.fixture
+def ctrl_c():
+    """As at a terminal: a shell that starts tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_heard_while_waiting(deploy):
     model = deploy(slow, input="f64[4]", cache=False)
     future = model.predict(ROW, slo_ms=20_000)
