@@ -13,7 +13,7 @@ from clipper.errors import ClipperError, Overloaded, UnknownModel, UnknownVersio
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ClipperError)]
 GRPC_CODES = {
     "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION", "ABORTED", "INTERNAL", "UNAVAILABLE", "UNAUTHENTICATED",
+    "FAILED_PRECONDITION", "ABORTED", "INTERNAL", "UNAVAILABLE", "UNAUTHENTICATED", "PERMISSION_DENIED",
 }  # fmt: skip
 
 
