@@ -183,7 +183,7 @@ class Deployment:
         started = self._deployer.list()
         for running in self._running:
             counters = by_place.get(self._engines.place_of(running.core))
-            if counters is None:  # deployed just now
+            if counters is None or not (running.model.target or self._is_known(running.model.id)):  # it comes just now
                 continue
             replicas = self._replica_stats(running, started)
             wanted = self._scaling.wanted(running.model.id, running.model.replicas)
@@ -196,6 +196,10 @@ class Deployment:
                 **({"similar": near.stats()} if near is not None else {}),
             }  # fmt: skip
         return models
+
+    def _is_known(self, id_: VersionedModel) -> bool:
+        """To the catalog: a model that dialled in is served a moment before others can ask for it."""
+        return any(model.version == id_.version for model in self.catalog.view.versions.get(id_.name, ()))
 
     def _replica_stats(self, running: Running, started: Sequence[ReplicaStatus]) -> list[dict[str, Any]]:
         rows: dict[tuple[int, int], dict[str, Any]] = {}  # by number and pid: two started elsewhere may have one number
