@@ -40,6 +40,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
+    ("setting",),
     ("types", "errors", "clock", "http_settings", "grpc_settings", "stream_settings", "json_log"),
     ("config", "selection", "store", "metrics", "state_dir"),
     ("catalog_view", "config_schema"),

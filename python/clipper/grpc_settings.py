@@ -3,24 +3,21 @@
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
-
-def _about(text: str, unit: str = "", ge: float | None = None, le: float | None = None) -> Meta:
-    return Meta(description=text, extra={"unit": unit}, ge=ge, le=le)
+from clipper.setting import about
 
 
 class GrpcSettings(msgspec.Struct, frozen=True):
-    address: Annotated[str, _about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no gRPC")] = ""
-    message_bytes_max: Annotated[int, _about("a message, also once decompressed", "bytes", ge=1024, le=(1 << 31) - 1)] = 16 << 20
-    metadata_bytes_max: Annotated[int, _about("the metadata of one call", "bytes", ge=1024, le=1 << 20)] = 16 << 10
-    calls_max: Annotated[int, _about("calls under way, streams included; more are refused", "calls", ge=1, le=1 << 20)] = 8192
-    streams_max: Annotated[int, _about("calls under way on one connection; more wait", "calls", ge=1, le=1 << 20)] = 1024
+    address: Annotated[str, about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no gRPC")] = ""
+    message_bytes_max: Annotated[int, about("a message, also once decompressed", "bytes", ge=1024, le=(1 << 31) - 1)] = 16 << 20
+    metadata_bytes_max: Annotated[int, about("the metadata of one call", "bytes", ge=1024, le=1 << 20)] = 16 << 10
+    calls_max: Annotated[int, about("calls under way, streams included; more are refused", "calls", ge=1, le=1 << 20)] = 8192
+    streams_max: Annotated[int, about("calls under way on one connection; more wait", "calls", ge=1, le=1 << 20)] = 1024
     pipeline_max: Annotated[
-        int, _about("queries of one stream without a reply, above which it is not read", "queries", ge=1, le=65_536)
+        int, about("queries of one stream without a reply, above which it is not read", "queries", ge=1, le=65_536)
     ] = 64
-    queries_max: Annotated[int, _about("queries in one PredictMany", "queries", ge=1, le=65_536)] = 1024
+    queries_max: Annotated[int, about("queries in one PredictMany", "queries", ge=1, le=65_536)] = 1024
     way_back_ms: Annotated[
-        float, _about("of a call's deadline, what is kept for the reply's way to the client", "ms", ge=0, le=10_000)
+        float, about("of a call's deadline, what is kept for the reply's way to the client", "ms", ge=0, le=10_000)
     ] = 2.0
-    idle_s: Annotated[float, _about("a connection without a call is closed", "s", ge=1, le=86_400)] = 300.0
+    idle_s: Annotated[float, about("a connection without a call is closed", "s", ge=1, le=86_400)] = 300.0

@@ -5,37 +5,34 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
-
-def _about(text: str, unit: str = "", ge: float | None = None, le: float | None = None) -> Meta:
-    return Meta(description=text, extra={"unit": unit}, ge=ge, le=le)
+from clipper.setting import about
 
 
 class HttpSettings(msgspec.Struct, frozen=True):
-    address: Annotated[str, _about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")] = ""
-    admin: Annotated[str, _about("where management comes in, alike; empty for none")] = ""
-    token: Annotated[str, _about("what `Authorization: Bearer` must say for management; needed off loopback")] = ""
-    metrics: Annotated[bool, _about("`GET /metrics` where queries come in too, for everybody; management always has it")] = False
+    address: Annotated[str, about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")] = ""
+    admin: Annotated[str, about("where management comes in, alike; empty for none")] = ""
+    token: Annotated[str, about("what `Authorization: Bearer` must say for management; needed off loopback")] = ""
+    metrics: Annotated[bool, about("`GET /metrics` where queries come in too, for everybody; management always has it")] = False
     metrics_names_max: Annotated[
-        int, _about("models, and applications, with series of their own; the rest share `_other`", "names", ge=1, le=10_000)
+        int, about("models, and applications, with series of their own; the rest share `_other`", "names", ge=1, le=10_000)
     ] = 200
-    backlog: Annotated[int, _about("connections waiting to be accepted", "connections", ge=1, le=65_535)] = 1024
-    connections_max: Annotated[int, _about("clients connected at once", "connections", ge=1, le=1 << 20)] = 8192
+    backlog: Annotated[int, about("connections waiting to be accepted", "connections", ge=1, le=65_535)] = 1024
+    connections_max: Annotated[int, about("clients connected at once", "connections", ge=1, le=1 << 20)] = 8192
     pipeline_max: Annotated[
-        int, _about("requests of one connection without a response, above which it is not read", "requests", ge=1, le=65_536)
+        int, about("requests of one connection without a response, above which it is not read", "requests", ge=1, le=65_536)
     ] = 64
-    header_bytes_max: Annotated[int, _about("request line and headers", "bytes", ge=512, le=1 << 20)] = 16 << 10
+    header_bytes_max: Annotated[int, about("request line and headers", "bytes", ge=512, le=1 << 20)] = 16 << 10
     body_bytes_max: Annotated[
-        int, _about("a body, also once decompressed", "bytes", ge=1024, le=1 << 31)
+        int, about("a body, also once decompressed", "bytes", ge=1024, le=1 << 31)
     ] = 16 << 20
-    queries_max: Annotated[int, _about("queries in one request", "queries", ge=1, le=65_536)] = 1024
-    header_s: Annotated[float, _about("time for request line and headers to arrive", "s", ge=0.01, le=3600)] = 5.0
+    queries_max: Annotated[int, about("queries in one request", "queries", ge=1, le=65_536)] = 1024
+    header_s: Annotated[float, about("time for request line and headers to arrive", "s", ge=0.01, le=3600)] = 5.0
     body_bytes_s_min: Annotated[
-        int, _about("a body that comes more slowly ends its connection, after `header_s`", "bytes/s", ge=0, le=1 << 30)
+        int, about("a body that comes more slowly ends its connection, after `header_s`", "bytes/s", ge=0, le=1 << 30)
     ] = 1024
     idle_s: Annotated[
-        float, _about("a connection without a request, or whose client reads nothing, is closed", "s", ge=0.01, le=86_400)
+        float, about("a connection without a request, or whose client reads nothing, is closed", "s", ge=0.01, le=86_400)
     ] = 60.0
 
     def __repr__(self) -> str:

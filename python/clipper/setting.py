@@ -1,0 +1,7 @@
+"""What is said of a setting beside its type: its meaning, unit and range. The tables in docs/operating.md are made of it."""
+
+from msgspec import Meta
+
+
+def about(text: str, unit: str = "", ge: float | None = None, le: float | None = None) -> Meta:
+    return Meta(description=text, extra={"unit": unit}, ge=ge, le=le)
