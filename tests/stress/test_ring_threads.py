@@ -1,35 +1,15 @@
 """Producers against a consumer on both rings: every row arrives once, whole, in its producer's order."""
 
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from clipper_core.ring import SpscRing, WorkRing
+from tests.stress.node import together
 
 PRODUCERS = 4
 WORDS = {2: 500, 8: 5_000, 1024: 50_000}  # by size of the ring: a small one changes hands at every word
-
-
-def together(*runs: Callable[[], object]) -> None:
-    start = threading.Barrier(len(runs))
-    failed: list[BaseException] = []
-
-    def one(run: Callable[[], object]) -> None:
-        start.wait()
-        try:
-            run()
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    threads = [threading.Thread(target=one, args=(run,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
 
 
 @pytest.mark.parametrize("size", WORDS)
