@@ -223,4 +223,14 @@ def test_what_models_say_beside_their_outputs_is_in_the_answer(query: Ask) -> No
     assert reply["qualifiers"] == {"beside:1": {"quality": 3, "note": "fine"}}
     many = query("POST", "/api/beside/predict", {"inputs": [[1, 2, 3], [4, 5, 6]]}).json
     assert [each["qualifiers"]["beside:1"]["quality"] for each in many["predictions"]] == [3, 3]
-    assert "qualifiers" not in query("POST", "/api/total/predict", {"input": [1, 2, 3]}).json
+    assert not {"qualifiers", "decided_by", "set"} & query("POST", "/api/total/predict", {"input": [1, 2, 3]}).json.keys()
+
+
+def test_the_step_that_decided_and_the_set_are_in_the_answer(query: Ask, manage: Ask) -> None:
+    manage("PUT", "/admin/applications/first", {"models": ["sum"], "slo_ms": 5000, "decider": "first"})
+    assert query("POST", "/api/first/predict", {"input": [1, 2, 3]}).json["decided_by"] == "first"
+    manage("PUT", "/admin/applications/sets", {"models": ["sum"], "slo_ms": 5000, "policy": "stacking", "coverage": 0.9})
+    for i in range(3):
+        reply = query("POST", "/api/sets/predict", {"input": [1, 2, i]}).json
+        query("POST", "/api/sets/feedback", {"id": reply["id"], "label": 3.5 + i})
+    assert reply["set"][0] <= reply["output"] <= reply["set"][1]

@@ -34,6 +34,7 @@ class Record(msgspec.Struct, frozen=True, eq=False):
     slo_ms: float | None = None
     binary: bool = False
     own: tuple[tuple[str, bytes], ...] = ()
+    context: Any = None
 
 
 class Told(msgspec.Struct, frozen=True, eq=False):
@@ -47,6 +48,7 @@ class Told(msgspec.Struct, frozen=True, eq=False):
     correct: bool | None = None
     score: float | None = None
     weight: float = 1.0
+    context: Any = None
 
 
 def record_of(fields: Fields) -> Record:
@@ -55,7 +57,7 @@ def record_of(fields: Fields) -> Record:
     own = tuple((name, value) for name, value in texts.items() if name.startswith(OWN))
     if len(own) > _OWN_MAX:
         raise InvalidInput(f"{len(own)} fields begin with {OWN!r}; at most {_OWN_MAX} are possible.")
-    return Record(_input_of(texts), _text(texts, "id"), _user_of(texts), slo_ms, "dtype" in texts, own)
+    return Record(_input_of(texts), _text(texts, "id"), _user_of(texts), slo_ms, "dtype" in texts, own, _context_of(texts))
 
 
 def told_of(fields: Fields) -> Told:
@@ -73,6 +75,7 @@ def told_of(fields: Fields) -> Told:
         correct,
         _number(texts, "score") if "score" in texts else None,
         _number(texts, "weight") if "weight" in texts else 1.0,
+        _context_of(texts),
     )
 
 
@@ -86,6 +89,10 @@ def answer_fields(answer: Answer, record: Record, entry: str) -> Flat:
     flat += ["models", ",".join(map(str, answer.models)), "missing", ",".join(map(str, answer.missing))]
     if answer.qualifiers:
         flat += ["qualifiers", msgspec.json.encode({str(model): said for model, said in answer.qualifiers.items()})]
+    if answer.decided_by not in ("", "all"):
+        flat += ["decided_by", answer.decided_by]
+    if answer.set:
+        flat += ["set", msgspec.json.encode([x.tolist() if isinstance(x, np.ndarray | np.generic) else x for x in answer.set])]
     flat += ["latency_us", answer.latency_us, "prediction", answer.id]
     for name, value in record.own:
         flat += [name, value]
@@ -133,10 +140,11 @@ def _text(fields: Mapping[str, bytes], name: str) -> str:
 
 
 def _user_of(fields: Mapping[str, bytes]) -> str | None:
-    given = {name: _text(fields, name) for name in ("user", "context") if name in fields}
-    if len(set(given.values())) > 1:
-        raise InvalidInput("`user` and `context` name the same thing, and differ here; give one of them.")
-    return next(iter(given.values()), None)
+    return _text(fields, "user") if "user" in fields else None
+
+
+def _context_of(fields: Mapping[str, bytes]) -> Any:
+    return _json(fields, "context") if "context" in fields else None
 
 
 def _number(fields: Mapping[str, bytes], name: str) -> float:

@@ -77,7 +77,8 @@ class _OldUpdate(msgspec.Struct):
 
 
 class Predicted(msgspec.Struct):
-    """The answer to one query, as JSON has it. `id`: for feedback. `qualifiers`: only where a model said any."""
+    """The answer to one query, as JSON has it. `id`: for feedback. The last three only where there is something to say:
+    what models said beside, which step decided (of an application with a decider), the set that holds the truth."""
 
     id: str
     output: Any
@@ -89,6 +90,8 @@ class Predicted(msgspec.Struct):
     agreement: float
     latency_us: int
     qualifiers: dict[str, Qualifiers] | msgspec.UnsetType = msgspec.UNSET
+    decided_by: str | msgspec.UnsetType = msgspec.UNSET
+    set: Any = msgspec.UNSET
 
 
 _read_predict = functools.partial(read_json, msgspec.json.Decoder(_Predict))
@@ -257,6 +260,7 @@ def _predicted(answer: Answer) -> Predicted:
         answer.id, answer.output, answer.confidence, answer.is_default, answer.reason,
         [_name_of(model) for model in answer.models], [_name_of(model) for model in answer.missing] if answer.missing else [],
         answer.agreement, answer.latency_us, _qualifiers(answer) if answer.qualifiers else msgspec.UNSET,
+        answer.decided_by if answer.decided_by not in ("", "all") else msgspec.UNSET, answer.set or msgspec.UNSET,
     )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ class Scoring(Follower[Asked]):
         """Raises: InvalidInput when the record is at fault; what else the application says is its own trouble."""
         record = asked.record
         try:
-            asked.future = self._app.predict(record.input, record.user, record.slo_ms, id=record.id)
+            asked.future = self._app.predict(record.input, record.user, record.slo_ms, context=record.context, id=record.id)
         except InvalidInput:
             raise
         except ClipperError as error:
@@ -145,7 +145,7 @@ class Learning(Follower[Told]):
             return
         truth: dict[str, Any] = {"label": told.label, "correct": told.correct, "score": told.score, "weight": told.weight}
         if told.input is not None:
-            self._app.feedback(input=told.input, user=told.user, **truth)
+            self._app.feedback(input=told.input, user=told.user, context=told.context, **truth)
             return
         prediction = told.prediction or self._answered.get(told.id)
         if prediction:
@@ -156,7 +156,8 @@ class Learning(Follower[Told]):
         if record is None:
             hint = "Give the `input` with the feedback."
             raise UnknownPrediction(f"no record {told.id or told.prediction!r} is known any more.", hint=hint)
-        self._app.feedback(input=record.input, user=told.user or record.user, **truth)
+        context = record.context if told.context is None else told.context
+        self._app.feedback(input=record.input, user=told.user or record.user, context=context, **truth)
 
     def _is_known(self, id: str) -> bool:
         """Whether feedback about this record has been learned from before."""
