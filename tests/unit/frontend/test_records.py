@@ -78,8 +78,12 @@ def test_an_answer_has_what_its_record_brought() -> None:
     assert flat(answer_fields(qualified, record, "9-0"))["qualifiers"] == b'{"svm:3":{"quality":3}}'
 
 
-def test_context_is_another_name_of_user() -> None:
-    assert record_of(raw(input="1", context="eu")).user == record_of(raw(input="1", user="eu", context="eu")).user == "eu"
+def test_whose_a_query_is_and_what_it_is_like() -> None:
+    record = record_of(raw(input="1", user="eu", context="[0.5,-1]"))
+    assert (record.user, record.context) == ("eu", [0.5, -1])
+    assert told_of(raw(input="1", label="1", context="[0.5]")).context == [0.5]
+    with pytest.raises(InvalidInput, match="field 'context' is 'eu', which is no JSON"):
+        record_of(raw(input="1", context="eu"))
 
 
 def test_feedback() -> None:
