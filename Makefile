@@ -103,6 +103,10 @@ endef
 	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
 	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
 	  || echo "no redis-server, and it could not be installed: tests of that store are skipped. apt-get install redis-server"
+	@command -v curl >/dev/null || { echo "installing curl"; \
+	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
+	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq curl; } >/dev/null 2>&1; } \
+	  || echo "no curl, and it could not be installed: the examples of docs/http.md are skipped. apt-get install curl"
 	@command -v prometheus >/dev/null || test -e .venv/prometheus || { echo "fetching prometheus, into .venv (19 MB)"; \
 	  { cd .venv && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } >/dev/null 2>&1; } \
 	  || echo "no prometheus, and it could not be fetched: tests with it are skipped. apt-get install prometheus"

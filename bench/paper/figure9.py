@@ -36,7 +36,7 @@ class Served:
 
 
 def main(quick: bool, plot: Path | None = None) -> list[Row]:
-    queries = 30 if quick else 500
+    queries = 30 if quick else 200
     x, y, train, rest = digits()
     outcomes: dict[int, dict[str, Served]] = {}
     with clipper.start(server={"model_threads": 1}) as server:

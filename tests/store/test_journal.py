@@ -208,7 +208,6 @@ def test_whatever_a_kill_leaves_of_the_mapped_end(tmp_path: Path, seed: int) -> 
     assert path.stat().st_size == (before if lost else after)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_writes_nothing(tmp_path: Path) -> None:
     log = Journal(tmp_path)
     log.append(b"ours")

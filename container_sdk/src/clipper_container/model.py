@@ -59,8 +59,8 @@ class Model(ABC):
         Raises: whatever it likes; the batch fails with that traceback, and the process lives on.
         """
 
-    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
-        """Learn from feedback: `labels[i]` would have been right for `inputs[i]`.
+    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:  # noqa: B027  # a hook: most models do not learn
+        """Learn from feedback: `labels[i]` would have been right for `inputs[i]`. Only a model that has its own is told.
 
         inputs: as `predict_batch` has them.  labels: an ndarray (n, ...) or a list, as `predict_batch` would return them.
         sessions: ndarray (n,) of u64; see `sessions` above.
@@ -68,7 +68,6 @@ class Model(ABC):
         call. Each feedback is told at most once, to each replica that runs then: keep what must survive yourself.
         Raises: whatever it likes; it is logged and counted, and predictions go on.
         """
-        raise NotImplementedError
 
     def accuracy(self) -> float | None:
         """How right the model finds itself, from 0 to 1; None while it cannot say. Asked after `correct`, now and then."""
