@@ -12,7 +12,7 @@ import pytest
 import clipper
 from clipper.frontend.http import Connection, Service
 from clipper.frontend.messages import Outcome, Request
-from clipper.http_settings import HttpSettings
+from clipper.settings.http import HttpSettings
 from clipper_container.model import Scored
 
 QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from clipper.config import ApplicationSettings, Config, KeyInfo, ModelSettings, describe, load, merge_batching
+from clipper.config import Config, KeyInfo, describe, load, merge_batching
 from clipper.errors import ConfigError
-from clipper.stream_settings import ModelStreamSettings, StreamSettings
+from clipper.settings.server import ApplicationSettings, ModelSettings
+from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.types import Batching
 
 EXAMPLE = """\

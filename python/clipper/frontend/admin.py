@@ -4,7 +4,7 @@ import hmac
 from collections.abc import Callable
 
 from clipper.frontend.messages import Refused, Request
-from clipper.http_settings import HttpSettings, is_loopback
+from clipper.settings.http import HttpSettings, is_loopback
 
 
 def guard(settings: HttpSettings) -> Callable[[Request], None]:

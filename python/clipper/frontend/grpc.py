@@ -17,8 +17,8 @@ from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
 from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
 from clipper.frontend.grpc_v2 import InferenceService
 from clipper.frontend.node import Node
-from clipper.grpc_settings import GrpcSettings
 from clipper.serving.ear import Ear
+from clipper.settings.grpc import GrpcSettings
 
 _WORKERS = 4
 _GRACE_S = 1.0  # for the last replies to leave, once every query has ended

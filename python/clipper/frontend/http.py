@@ -37,9 +37,9 @@ from clipper.frontend.messages import (
     problem,
 )
 from clipper.frontend.traces import Trace, log_request, trace_of
-from clipper.http_settings import HttpSettings
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.ear import Ear, Future
+from clipper.settings.http import HttpSettings
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0

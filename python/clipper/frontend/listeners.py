@@ -17,9 +17,9 @@ from clipper.clock import wall_time_us
 from clipper.errors import AddressInUse, ConfigError
 from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Outcome, Request
-from clipper.http_settings import HttpSettings
 from clipper.metrics import HttpCounts
 from clipper.serving.ear import Ear
+from clipper.settings.http import HttpSettings
 
 _log = logging.getLogger(__name__)
 _WORKERS = 4

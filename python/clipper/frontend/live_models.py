@@ -34,7 +34,7 @@ from clipper.errors import (
 from clipper.frontend.follower import Follower
 from clipper.frontend.group import Entry, Group, Names, Outcome, check_names
 from clipper.frontend.records import Flat
-from clipper.stream_settings import ModelStreamSettings
+from clipper.settings.streams import ModelStreamSettings
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel, check_name
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from clipper.errors import InvalidInput, did_you_mean
 from clipper.frontend.live_models import ModelUpdates
 from clipper.frontend.streams import Stream
 from clipper.serving.application import ApplicationHandle
-from clipper.stream_settings import ModelStreamSettings, StreamSettings
+from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.types import VersionedModel
 
 _T = TypeVar("_T", StreamSettings, ModelStreamSettings)

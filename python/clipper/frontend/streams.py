@@ -19,7 +19,7 @@ from clipper.frontend.group import Entry, Group, Names, Outcome, check_names
 from clipper.frontend.records import Record, Told, answer_fields, record_of, told_of
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.intake import Intake, late, untried
-from clipper.stream_settings import StreamSettings
+from clipper.settings.streams import StreamSettings
 from clipper.types import Answer
 
 _AGAIN_S: Final = 0.05

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from clipper.config import ApplicationSettings, Config, ModelSettings, roles_in
+from clipper.config import Config, roles_in
 from clipper.errors import ClipperError
 from clipper.manage.operations import Server
+from clipper.settings.server import ApplicationSettings, ModelSettings
 from clipper.store.history import acting
 
 _ACTOR = "the configuration"

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from clipper.catalog import Catalog
-from clipper.config import Config, ServerSettings
+from clipper.config import Config
 from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus
 from clipper.deploy.package import pack
 from clipper.deploy.process import ProcessDeployer, RestartPolicy
@@ -25,6 +25,7 @@ from clipper.serving.models import Running, RunningModels, row_shape
 from clipper.serving.scaling import Expected, Look, Scaling, replica_bounds
 from clipper.serving.tally import duration
 from clipper.serving.teaching import Teaching
+from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
 from clipper_core.model import Model as CoreModel

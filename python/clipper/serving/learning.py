@@ -5,13 +5,13 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from clipper.config import FeedbackSettings
 from clipper.errors import ClipperError
 from clipper.selection import Policy, policy_named
 from clipper.selection.unlearned import learns
 from clipper.serving.feedback import Window
 from clipper.serving.records import read
 from clipper.serving.states import Learner, Seen, States
+from clipper.settings.server import FeedbackSettings
 from clipper.store.journal import Journal
 from clipper.store.store import Store
 from clipper.types import VersionedModel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from clipper.config import Limits
 from clipper.serving.containers import Seat
+from clipper.settings.server import Limits
 from clipper.types import InputType, Model, VersionedModel
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel

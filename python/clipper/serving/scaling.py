@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clipper.config import ServerSettings
 from clipper.errors import InvalidInput
+from clipper.settings.server import ServerSettings
 from clipper.types import VersionedModel
 
 _log = logging.getLogger(__name__)

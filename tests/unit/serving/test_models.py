@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from clipper.config import Limits
 from clipper.serving.models import RunningModels, row_shape
+from clipper.settings.server import Limits
 from clipper.types import InputType, Model, Similar, VersionedModel
 from clipper_core.engine import Engine
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.config import ServerSettings
 from clipper.errors import InvalidInput
 from clipper.serving.scaling import (
     Expected,
@@ -22,6 +21,7 @@ from clipper.serving.scaling import (
     needed,
     replica_bounds,
 )
+from clipper.settings.server import ServerSettings
 from clipper.types import VersionedModel
 
 M = VersionedModel("m", 1)

@@ -1,0 +1,154 @@
+"""Verbs about the applications of a server that runs, each that of `clipper.connect`."""
+
+from typing import Any
+
+import click
+
+from clipper.cli.asking import Asking, dry, read_json, short, table, talks
+from clipper.cli.verbs import Verbs
+
+_SETTINGS = ("slo_ms", "policy", "confidence_min", "input", "decider", "missing", "coverage")
+
+
+@click.command(short_help="List applications.")
+@talks
+def apps(ask: Asking) -> None:
+    """Each application: whom it asks, by when, and what it answers otherwise.
+
+    \b
+    clipper apps
+    """
+    rows = ask.server.applications()
+    head = ("APPLICATION", "INPUT", "MODELS", "SLO", "POLICY", "DEFAULT")
+    lines = [
+        (row["name"], row["input"], ",".join(_cast(row)) or "-", f"{row['slo_ms']:g} ms", row["policy"], short(row["default"]))
+        for row in rows
+    ]
+    ask.show(rows, lambda: table([head, *lines], "no applications. To make one: clipper app set NAME --model MODEL"))
+
+
+def _cast(row: dict[str, Any]) -> list[str]:
+    return [f"{model} ({row['roles'][model]})" if model in row["roles"] else model for model in row["models"]]
+
+
+@click.command(short_help="Let an application ask one more model.")
+@click.argument("application", metavar="APP")
+@click.argument("model")
+@click.option("--role", default="", help="primary, shadow, canary or challenger(share=0.1): see docs/selection.md.")
+@dry
+@talks
+def link(ask: Asking, application: str, model: str, role: str, dry_run: bool) -> None:
+    """Let APP ask MODEL too: NAME, whichever is the latest, or NAME:VERSION.
+
+    \b
+    clipper link digits svm
+    """
+    ask.show_change(ask.server.link(application, model, role, dry_run=dry_run))
+
+
+@click.command(short_help="Let an application ask one model less.")
+@click.argument("application", metavar="APP")
+@click.argument("model")
+@dry
+@talks
+def unlink(ask: Asking, application: str, model: str, dry_run: bool) -> None:
+    """Let APP ask MODEL no more; it goes on running.
+
+    \b
+    clipper unlink digits svm
+    """
+    ask.show_change(ask.server.unlink(application, model, dry_run=dry_run))
+
+
+@click.command(short_help="Give a model a share of an application's queries.")
+@click.argument("application", metavar="APP")
+@click.argument("model")
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.1, show_default=True)
+@dry
+@talks
+def challenge(ask: Asking, application: str, model: str, share: float, dry_run: bool) -> None:
+    """Let MODEL alone answer a share of APP's queries; `clipper stats` tells how it does.
+
+    \b
+    clipper deploy svm svm.onnx --behind
+    clipper challenge digits svm:2 --share 0.05
+    """
+    ask.show_change(ask.server.challenge(application, model, share, dry_run=dry_run))
+
+
+@click.command(short_help="Ask a model beside an application's own, unheard.")
+@click.argument("application", metavar="APP")
+@click.argument("model")
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the queries.")
+@dry
+@talks
+def shadow(ask: Asking, application: str, model: str, share: float, dry_run: bool) -> None:
+    """Ask MODEL beside APP's queries and never use what it says; `clipper stats` tells how often it agreed.
+
+    \b
+    clipper shadow digits svm:2
+    """
+    ask.show_change(ask.server.shadow(application, model, share, dry_run=dry_run))
+
+
+@click.command("set", short_help="Make an application, or change it.")
+@click.argument("name")
+@click.option("--model", "models_", metavar="MODEL", multiple=True, help="Whom to ask; several times for several.")
+@click.option("--slo-ms", type=float, help="Time from a query to its answer.")
+@click.option("--default", metavar="JSON", help="The answer when no model is heard in time.")
+@click.option("--policy", help="As stacking or exp3(eta=0.05).")
+@click.option("--decider", help="As 'majority within 12 ms, else first'.")
+@click.option("--confidence-min", type=float, help="A less sure answer is replaced by the default.")
+@click.option("--input", metavar="TYPE", help="Of one row.  [that of the first model]")
+@click.option("--missing", type=click.Choice(["mean", "skip"]), help="A number missing at the deadline.")
+@click.option("--coverage", type=float, help="Share of the answers whose set holds the truth.")
+@dry
+@talks
+def app_set(ask: Asking, name: str, models_: tuple[str, ...], default: str | None, dry_run: bool, **settings: Any) -> None:
+    """Make application NAME, or change what is given of it; the rest stays.
+
+    \b
+    clipper app set digits --model svm --model forest:2 --slo-ms 20 --default -1
+    """
+    given = {key: settings[key] for key in _SETTINGS if settings[key] is not None}
+    given |= {"default": read_json(default, "the default")} if default is not None else {}
+    ask.show_change(ask.server.set_application(name, models_ or None, dry_run=dry_run, **given))
+
+
+@click.command("show")
+@click.argument("name")
+@talks
+def app_show(ask: Asking, name: str) -> None:
+    """Everything about application NAME.
+
+    \b
+    clipper app show digits
+    """
+    row = ask.server.application(name)
+    ask.show(row, lambda: "\n".join(f"{key:16}{short(value)}" for key, value in row.items()))
+
+
+@click.command("remove")
+@click.argument("name")
+@dry
+@talks
+def app_remove(ask: Asking, name: str, dry_run: bool) -> None:
+    """Delete application NAME; its models go on running.
+
+    \b
+    clipper app remove digits
+    """
+    ask.show_change(ask.server.remove_application(name, dry_run=dry_run))
+
+
+@click.group(cls=Verbs, short_help="Make, change, show or remove an application.")
+def app() -> None:
+    """Make, change, show or remove an application.
+
+    \b
+    clipper app set digits --model svm --slo-ms 20 --default -1
+    """
+
+
+for _verb in (app_set, app_show, app_remove):
+    app.add_command(_verb)

@@ -1,0 +1,107 @@
+"""What verbs that talk to a running server share: whom to ask, and how to print what comes back."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clipper.errors import InvalidInput
+
+
+def _connected(url: str | None, token: str | None) -> Any:
+    """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only one."""
+    from clipper.config import load
+    from clipper.manage.client import connect
+
+    state = ""
+    if not url and not os.environ.get("CLIPPER_URL"):
+        file = Path("clipper.toml")
+        state = load(file if file.exists() else None).server.state
+    return connect(url, token, state=state)
+
+
+class Asking:
+    """What all verbs share: whom to ask, and how to print what comes back."""
+
+    def __init__(self, url: str | None, token: str | None, output: str) -> None:
+        self.as_json = output == "json"
+        self._url, self._token = url, token
+
+    @property
+    def server(self) -> Any:
+        return _connected(self._url, self._token)
+
+    def show(self, value: Any, text: Callable[[], str]) -> None:
+        click.echo(json.dumps(value, indent=2) if self.as_json else text())
+
+    def show_change(self, change: dict[str, Any]) -> None:
+        self.show(change, lambda: "\n".join(_change_lines(change)))
+
+
+def talks(verb: Callable[..., None]) -> Callable[..., None]:
+    """Adds --url, --token and -o to a verb, which gets an Asking for them."""
+
+    def asked(url: str | None, token: str | None, output: str, **words: Any) -> None:
+        verb(Asking(url, token, output), **words)
+
+    asked.__doc__, asked.__name__ = verb.__doc__, verb.__name__
+    asked.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print."),
+        click.option("--token", metavar="TOKEN", help="http.token of the server.  [CLIPPER_ADMIN_TOKEN]"),
+        click.option("--url", metavar="URL", help="Where it is managed.  [CLIPPER_URL; else the one that runs here]"),
+    ):
+        asked = option(asked)
+    return asked
+
+
+dry = click.option("--dry-run", is_flag=True, help="Check, say what would change, and change nothing.")
+
+
+# -- printing and reading
+
+
+def _change_lines(change: dict[str, Any]) -> Iterable[str]:
+    yield f"{'would be: ' if change['dry_run'] else ''}{change['said']}"
+    for one in change["changed"]:
+        before, after = one["before"], one["after"]
+        if isinstance(before, dict) and isinstance(after, dict):
+            keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+            yield from (f"  {one['key']}: {key} {short(before.get(key))} -> {short(after.get(key))}" for key in keys)
+        else:
+            yield f"  {one['key']}: {'new' if before is None else 'gone' if after is None else 'changed'}"
+
+
+def short(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(one, dict) and set(one) == {"name", "version"} for one in value):
+        value = [one["name"] if one["version"] is None else f"{one['name']}:{one['version']}" for one in value]
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def table(rows: Sequence[Sequence[Any]], empty: str) -> str:
+    if len(rows) < 2:
+        return empty
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def read_json(text: str, what: str) -> Any:
+    """A value as JSON; a word that is none is itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        if text[:1] in "[{":
+            raise InvalidInput(f"{what} {text[:60]!r} is no JSON.", hint="Quote it for the shell: '[1, 2, 3]'.") from None
+        return text
+
+
+def bounds(text: str) -> int | tuple[int, int]:
+    least, dash, most = text.partition("-")
+    if not (least.isdecimal() and (most.isdecimal() if dash else True)):
+        raise InvalidInput(f"replicas {text!r}: a number or two of them.", hint="Write 2, or 1-4 to follow the load.")
+    return (int(least), int(most)) if dash else int(least)

@@ -1,0 +1,114 @@
+"""`clipper config`: what can be set, what is, and from where."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clipper.cli.up import file_or_default
+from clipper.cli.verbs import Verbs
+
+
+@click.group(cls=Verbs)
+def config() -> None:
+    """Show or check settings.
+
+    \b
+    clipper config show                  what holds here, and why
+    clipper config check clipper.toml    is this file right?
+    clipper config schema                JSON Schema, for an editor
+    CLIPPER_LIMITS__TASKS_MAX=1000 clipper config show
+    """
+
+
+@config.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def show(file: Path | None, changed: bool, as_json: bool) -> None:
+    """Every key with its value, unit, default and origin, as FILE (or ./clipper.toml) and the environment have it.
+
+    \b
+    clipper config show clipper.toml --changed
+    """
+    from clipper.config import load
+
+    rows = [row for row in _settings(load(file_or_default(file))) if not changed or row["origin"] != "default"]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        _print_settings(rows)
+
+
+@config.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+def check(file: Path | None) -> None:
+    """Say whether FILE (or ./clipper.toml) can be used; what is wrong, by line and with a suggestion, when not.
+
+    \b
+    clipper config check clipper.toml
+    error: clipper.toml:14: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?
+    """
+    from clipper.config import load
+
+    chosen = file_or_default(file)
+    loaded = load(chosen)
+    counted = (("key", loaded.origins), ("model", loaded.models), ("application", loaded.apps))
+    counts = ", ".join(f"{len(things)} {noun}{'' if len(things) == 1 else 's'}" for noun, things in counted)
+    click.echo(f"ok: {chosen or 'defaults'}: {counts}")
+
+
+@config.command()
+def schema() -> None:
+    """Print a JSON Schema of the TOML file, for editors that complete and check.
+
+    \b
+    clipper config schema > clipper.schema.json
+    """
+    from clipper.config_schema import schema as schema_of
+
+    click.echo(json.dumps(schema_of(), indent=2))
+
+
+def _settings(config: Any) -> list[dict[str, Any]]:
+    """A row a key: those of the sections, and for each model and application those of its table."""
+    import msgspec
+
+    from clipper.config import describe
+    from clipper.store.redis import shown
+
+    rows = []
+    for info in describe():
+        section, *middle, key = info.key.split(".")
+        holders = getattr(config, section)
+        tables = {f"{section}.{name}": table for name, table in holders.items()} if middle else {section: holders}
+        for prefix, table in tables.items():
+            value = getattr(table, key)
+            origins = [o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")]
+            given = shown(value) if key in ("state", "url") else value  # a URL may have a password
+            row = {"key": f"{prefix}.{key}", "value": "***" if key == "token" and value else msgspec.to_builtins(given)}
+            row |= {"unit": info.unit, "default": msgspec.to_builtins(info.default), "origin": ", ".join(origins[:1])}
+            rows.append({**row, "origin": row["origin"] or "default", "text": info.text})
+    return rows
+
+
+def _print_settings(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim")
+    for title in ("key", "value", "unit", "default", "origin"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        style = "bold" if row["origin"] != "default" else None
+        plain = [_plain(row["value"]), row["unit"], _plain(row["default"]), row["origin"]]
+        table.add_row(row["key"], *plain, style=style)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("mode", value))
+    return value if isinstance(value, str) and value else json.dumps(value)

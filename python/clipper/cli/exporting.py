@@ -1,0 +1,78 @@
+"""`clipper export` and `clipper import`: what other tools, or another server, read."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from clipper.cli.asking import Asking, dry, talks
+from clipper.cli.verbs import Verbs
+
+
+@click.group(cls=Verbs)
+def export() -> None:
+    """Write what other tools, or another server, read.
+
+    \b
+    clipper export state state.json                     models, applications and what was learned; see clipper import
+    clipper export grafana > clipper-dashboard.json     import it in Grafana
+    clipper export alerts > clipper-alerts.yml          rules for Prometheus
+    """
+
+
+@export.command()
+def grafana() -> None:
+    """The dashboard, as JSON: Dashboards, New, Import in Grafana. It reads what Prometheus scrapes of GET /metrics.
+
+    \b
+    clipper export grafana > clipper-dashboard.json
+    """
+    from clipper.metrics.grafana import dashboard
+
+    click.echo(json.dumps(dashboard(), indent=2))
+
+
+@export.command()
+def alerts() -> None:
+    """Alert rules, as YAML: a file for `rule_files` of prometheus.yml.
+
+    \b
+    clipper export alerts > clipper-alerts.yml
+    """
+    import importlib.resources
+
+    click.echo((importlib.resources.files("clipper.metrics") / "alerts.yml").read_text(), nl=False)
+
+
+@export.command("state", short_help="Write the state of a server as one file.")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@talks
+def export_state(ask: Asking, file: Path) -> None:
+    """Write models, applications and what was learned into FILE, or - for stdout.
+
+    \b
+    clipper export state state.json
+    """
+    state = ask.server.export_state()
+    if str(file) == "-":
+        click.echo(state, nl=False)
+        return
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
+        out.write(state)
+    ask.show({"file": str(file), "bytes": len(state)}, lambda: f"wrote {len(state)} bytes to {file}")
+
+
+@click.command("import", short_help="Add an exported state.")
+@click.argument("file", type=click.Path(dir_okay=False, exists=True, allow_dash=True, path_type=Path))
+@dry
+@talks
+def import_(ask: Asking, file: Path, dry_run: bool) -> None:
+    """Add what `clipper export state` wrote. The models in FILE are code that will run: import only from whom you trust.
+
+    \b
+    clipper import state.json
+    """
+    state = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    ask.show_change(ask.server.import_state(state, dry_run=dry_run))

@@ -1,0 +1,92 @@
+"""Verbs that look at a server that runs: models, counters, what containers wrote, who changed what."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clipper.cli.asking import Asking, table, talks
+
+
+@click.command(short_help="List models: versions, replicas, who asks them.")
+@click.argument("name", required=False, default="")
+@talks
+def models(ask: Asking, name: str) -> None:
+    """Each version in service, of NAME alone or of all models. `*`: the one that NAME without a version means.
+
+    \b
+    clipper models
+    clipper models svm -o json
+    """
+    rows = ask.server.models(name)
+    head = ("MODEL", "", "INPUT", "REPLICAS", "ASKED BY", "WHAT")
+    lines = [
+        (f"{row['name']}:{row['version']}", "*" if row["latest"] else "", row["input"], f"{row['has']}/{row['wanted']}",
+         ",".join(row["applications"]) or "-", Path(row["target"]).name or "started elsewhere")
+        for row in rows
+    ]  # fmt: skip
+    ask.show(rows, lambda: table([head, *lines], "no models. To add one: clipper deploy NAME module:function"))
+
+
+@click.command(short_help="Counters now.")
+@talks
+def stats(ask: Asking) -> None:
+    """Counters of models, applications, cache and loops now; as JSON they are complete.
+
+    \b
+    clipper stats -o json
+    """
+    said = ask.server.stats()
+    models_ = [("MODEL", "REPLICAS", "QUEUED", "P50 ms", "P99 ms")] + [
+        (name, f"{row['has']}/{row['wanted']}", row.get("queued", 0), *_quantiles(row.get("latency_us")))
+        for name, row in said["models"].items()
+    ]
+    apps_ = [("APPLICATION", "QUERIES", "OK", "DEFAULTS")] + [
+        (name, row.get("queries", 0), row["answers"].get("ok", 0), _total(row["answers"].get("default", {})))
+        for name, row in said["applications"].items()
+    ]
+    ask.show(said, lambda: f"{table(models_, 'no models')}\n\n{table(apps_, 'no applications')}")
+
+
+def _quantiles(histogram: Any) -> tuple[str, str]:
+    found = histogram if isinstance(histogram, dict) else {}
+    low, high = (f"{found[key] / 1000:.2f}" if key in found else "-" for key in ("p50", "p99"))
+    return low, high
+
+
+def _total(counts: Any) -> int:
+    return sum(counts.values()) if isinstance(counts, dict) else int(counts)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--replica", type=click.IntRange(min=0), default=0, show_default=True, help="Which of its containers.")
+@talks
+def logs(ask: Asking, model: str, replica: int) -> None:
+    """The last lines that a container of MODEL wrote.
+
+    \b
+    clipper logs svm:2 --replica 1
+    """
+    lines = ask.server.logs(model, replica)
+    ask.show(lines, lambda: "\n".join(lines) or f"{model}/{replica} has written nothing")
+
+
+@click.command(short_help="Who changed what, and when.")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=20, show_default=True, help="So many, the last ones.")
+@talks
+def history(ask: Asking, count: int) -> None:
+    """Who changed what, and when; with -o json, each record before and after. The last 1000 changes are kept.
+
+    \b
+    clipper history -n 5
+    """
+    rows = ask.server.history(count)
+    head = ("#", "WHEN", "WHO", "VERB", "WHAT")
+    lines = [
+        (row["number"], time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time_us"] / 1e6)), row["actor"], row["verb"],
+         ", ".join(one["key"] for one in row["changed"]))
+        for row in rows
+    ]  # fmt: skip
+    ask.show(rows, lambda: table([head, *lines], "nothing has changed yet"))

@@ -1,0 +1,110 @@
+"""Verbs that change the models of a server that runs, each that of `clipper.connect`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clipper.cli.asking import Asking, bounds, dry, talks
+
+
+@click.command(short_help="Start a model, or a new version of one.")
+@click.argument("name")
+@click.argument("target")
+@click.option("--version", type=click.IntRange(min=1), help="Its number.  [the next]")
+@click.option("--replicas", metavar="N|LEAST-MOST", default="1", show_default=True, help="Containers; bounds follow the load.")
+@click.option("--input", metavar="TYPE", default="", help="Of one row, as f64[64] or str.  [as the model says]")
+@click.option("--batching", metavar="MODE", help="aimd, fit, quantile or static.  [the server's]")
+@click.option("--code", metavar="DIR", multiple=True, help="A folder that the model imports from; several times if need be.")
+@click.option("--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for.")
+@click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
+@dry
+@talks
+def deploy(
+    ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, batching: str | None,
+    code: tuple[str, ...], trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
+) -> None:  # fmt: skip
+    """Serve TARGET as NAME: module:attribute on the server's host, or an .onnx or .skops file of this one.
+
+    A module in this folder is found by a server on this host. The new version is the latest once it runs; what links
+    NAME without a version then asks it.
+
+    \b
+    clipper deploy doubler doubler:double --input "f64[3]"
+    clipper deploy svm svm.onnx --replicas 1-4 --behind
+    """
+    settings: dict[str, Any] = {"replicas": bounds(replicas), "promote": not behind, "wait": not no_wait}
+    settings |= {"version": version} if version else {}
+    settings |= {"input": input} if input else {}
+    settings |= {"batching": batching} if batching else {}
+    settings |= {"trusted": trust} if trust else {}
+    places = [str(Path(place).absolute()) for place in code] or _home_of(target)
+    settings |= {"code": places} if places else {}
+    if sys.stderr.isatty() and not dry_run and not no_wait:
+        click.echo(f"deploying {name}: waiting for its containers", err=True)
+    ask.show_change(ask.server.deploy(name, target, dry_run=dry_run, **settings))
+
+
+def _home_of(target: str) -> list[str]:
+    """This folder, if the module is in it."""
+    top = Path(target.partition(":")[0].partition(".")[0])
+    here = top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()
+    return [str(Path.cwd())] if ":" in target and here else []
+
+
+@click.command(short_help="Make a version the latest.")
+@click.argument("model", metavar="NAME:VERSION")
+@click.option("--app", "application", metavar="APP", help="For this application alone: it links that very version.")
+@dry
+@talks
+def promote(ask: Asking, model: str, application: str | None, dry_run: bool) -> None:
+    """Make NAME:VERSION what NAME means, from the next query on, until another is deployed or promoted.
+
+    \b
+    clipper promote svm:2
+    """
+    ask.show_change(ask.server.promote(model, application, dry_run=dry_run))
+
+
+@click.command(short_help="Go back to the version before.")
+@click.argument("name")
+@dry
+@talks
+def rollback(ask: Asking, name: str, dry_run: bool) -> None:
+    """Make the version before NAME's latest the latest: the highest below it that is in service.
+
+    \b
+    clipper rollback svm
+    """
+    ask.show_change(ask.server.rollback(name, dry_run=dry_run))
+
+
+@click.command(short_help="Change how many containers run a model.")
+@click.argument("model")
+@click.argument("replicas", metavar="N|LEAST-MOST")
+@dry
+@talks
+def scale(ask: Asking, model: str, replicas: str, dry_run: bool) -> None:
+    """Run N containers of MODEL, or as many of LEAST to MOST as the load asks for.
+
+    \b
+    clipper scale svm 2
+    clipper scale svm:1 1-4
+    """
+    ask.show_change(ask.server.scale(model, bounds(replicas), dry_run=dry_run))
+
+
+@click.command(short_help="Take a version out of service for good.")
+@click.argument("model")
+@click.option("--force", is_flag=True, help="Even if an application asks it: it is unlinked.")
+@dry
+@talks
+def retire(ask: Asking, model: str, force: bool, dry_run: bool) -> None:
+    """Drain and stop a version of MODEL; its number is never used again.
+
+    \b
+    clipper retire svm:1
+    """
+    ask.show_change(ask.server.retire(model, force=force, dry_run=dry_run))

@@ -1,0 +1,122 @@
+"""`clipper VERB`: what a person does with a server from a shell. Verbs import what they need when they run."""
+
+import json
+import sys
+
+import click
+
+from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
+from clipper.cli.configuring import config
+from clipper.cli.exporting import export, import_
+from clipper.cli.looking import history, logs, models, stats
+from clipper.cli.models import deploy, promote, retire, rollback, scale
+from clipper.cli.querying import feedback, predict
+from clipper.cli.up import up
+from clipper.cli.verbs import Verbs
+from clipper.errors import ClipperError
+
+
+def _version() -> str:
+    from clipper import __version__
+
+    return __version__
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"clipper {_version()}")
+        ctx.exit()
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def main() -> None:
+    """Predictions from models in any framework, each by its own deadline.
+
+    \b
+    clipper demo                    see it work: three models, live
+    clipper doctor                  see whether this machine is ready
+    clipper up clipper.toml         serve what a file declares
+    clipper deploy NAME TARGET      add a model to the server that runs here
+    clipper models                  what it serves
+    clipper config show             every setting, with its unit and origin
+    clipper VERB --help             more about one of them, with an example
+    """
+
+
+@main.command()
+@click.option("--seconds", type=click.FloatRange(min=0.1), help="Stop after so long  [10 without a terminal, else at q]")
+@click.option(
+    "--rate", type=click.FloatRange(1, 5000), default=300, show_default=True, help="Queries a second, on average."
+)
+@click.option("--state", metavar="DIR", default="", help="Keep the models in DIR; the next demo finds them there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and nothing else, on stdout.")
+@click.option("--plot", metavar="FILE.png", default="", help="Draw what was learned, and what happened when, as a PNG.")
+def demo(seconds: float | None, rate: float, state: str, as_json: bool, plot: str) -> None:
+    """Serve five scikit-learn models of handwritten digits, and watch.
+
+    Trains them on scikit-learn's own scans, starts each in processes of its own, sends queries, and shows what happens:
+    rate, latency, batches, cache, and how many answers came by the deadline; and how two policies learn from feedback
+    whom to ask (exp3) and whom to believe (stacking). Keys: d makes the best model give wrong labels, and mends it; k kills
+    a container, s freezes one for 3 s, v changes the view, + and - the rate, q quits.
+
+    \b
+    clipper demo
+    clipper demo --seconds 10 --rate 500
+    clipper demo --seconds 5 --json | python -m json.tool
+    clipper demo --seconds 30 --plot shares.png
+
+    Exit code 1 when nothing was answered, or nonsense. It needs scikit-learn: pip install "clipper-serving[demo]"
+    """
+    from clipper.demo import Options, run
+
+    sys.exit(run(Options(seconds, rate, state, as_json, _version(), plot)))
+
+
+@main.command(short_help="Try what a server needs on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def doctor(as_json: bool) -> None:
+    """Try what a server needs on this machine: the compiled core, a container that answers, a disk that keeps.
+
+    Each line is ok, warn, fail or skip, with the next step. Exit code 1 when something fails.
+
+    \b
+    clipper doctor
+    """
+    from clipper.cli.doctor import examine
+
+    findings = examine()
+    if as_json:
+        click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "red", "skip": None}
+        for finding in findings:
+            click.echo(f"{click.style(f'{finding.verdict:4}', fg=colours[finding.verdict])}  {finding.text}")
+    sys.exit(any(finding.verdict == "fail" for finding in findings))
+
+
+@main.command(short_help="Print what makes a shell complete verbs.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print a script for SHELL, after which the tab key completes verbs and options.
+
+    \b
+    clipper completion bash >> ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise ClipperError(f"no completion for {shell!r}.", hint="Shells: bash, zsh, fish.")
+    root = ctx.find_root()
+    click.echo(kind(root.command, {}, "clipper", "_CLIPPER_COMPLETE").source())
+
+
+for _verb in (
+    up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
+    logs, history, stats, predict, feedback,
+):  # fmt: skip
+    main.add_command(_verb)

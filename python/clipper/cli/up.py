@@ -1,0 +1,152 @@
+"""`clipper up`: a server of what a file declares, until a signal."""
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clipper.errors import ClipperError
+
+DEFAULT_FILE = "clipper.toml"
+_LOOK_S = 0.5
+_Stamp = tuple[int, int] | None  # when a file was written, and its size
+
+
+@click.command(short_help="Serve the models and applications of a TOML file.")
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
+@click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
+@click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
+@click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
+def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None, follow: bool) -> None:
+    """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
+
+    FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
+    have server.drain_s seconds; a second Ctrl-C does not wait. Without http.admin, the commands of this user on this host
+    can manage it, and nobody else.
+
+    \b
+    # clipper.toml
+    [server]
+    state = ".clipper"
+    address = "tcp://127.0.0.1:7000"
+    [models.doubler]
+    target = "doubler:double"        # the function `double` of doubler.py
+    input = "f64[3]"
+    [apps.double]
+    models = ["doubler"]
+    slo_ms = 20
+    default = 0
+
+    \b
+    clipper up clipper.toml
+    clipper up clipper.toml --http 127.0.0.1:8080 --admin 127.0.0.1:8081
+    """
+    from clipper.config import load
+    from clipper.server import ClipperServer
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    path = file_or_default(file)
+    seen, loaded = _stamp(path), load(path, http=http, grpc=grpc, admin=admin)
+    if follow and path is None:
+        raise click.UsageError("--reload needs a file: clipper up FILE --reload")
+    config = _managed(loaded)
+    stopping = threading.Event()
+    server = ClipperServer(config).start()
+    try:
+        _on_first_signal(stopping)
+        click.echo(_greeting(server, path))
+        if follow:
+            _follow(server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping)
+        stopping.wait()
+        click.echo(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
+    finally:
+        server.close()
+    click.echo("closed")
+
+
+def _managed(config: Any) -> Any:
+    """Without http.admin: a port of loopback, and a token that this user's commands find in the server's private folder."""
+    import secrets
+
+    from msgspec.structs import replace
+
+    if config.http.admin:
+        return config
+    return replace(config, http=replace(config.http, admin="127.0.0.1:0", token=config.http.token or secrets.token_urlsafe(24)))
+
+
+def _follow(
+    server: Any, path: Path | None, config: Any, seen: _Stamp, load: Callable[[], Any], stopping: threading.Event
+) -> None:
+    """Look at the file until the end; what has changed, and then stayed so for a look, is done."""
+    from clipper.manage.declared import declare_again, left, said_by_both
+
+    known, last = config, seen
+    while not stopping.wait(_LOOK_S):
+        before, last = last, _stamp(path)
+        if last is None or last == seen or last != before:
+            continue
+        seen = last
+        try:
+            new = load()
+            for line in [*declare_again(server, known, new), *left(config, new)] or ["nothing to do"]:
+                click.echo(f"{path}: {line}")
+            known, config = said_by_both(known, new), new
+        except ClipperError as error:
+            click.echo(f"{path} has changed, and is not used: {error}", err=True)
+
+
+def _stamp(path: Path | None) -> _Stamp:
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:  # an editor is about to put it there again
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size)
+
+
+def file_or_default(file: Path | None) -> Path | None:
+    return file if file is not None else Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+
+
+def _on_first_signal(stopping: threading.Event) -> None:
+    """SIGTERM or Ctrl-C asks for a graceful end; the next one gets the default: at once (the containers go with us)."""
+
+    def stop(*_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _greeting(server: Any, file: Path | None) -> str:
+    from clipper import __version__
+
+    view, config = server.catalog.view, server.config
+    models = ", ".join(str(model.id) for model in view.models()) or "none yet"
+    apps = ", ".join(sorted(view.applications)) or "none yet"
+    state = config.server.state or "memory"
+    token = "your token" if config.server.token or not sys.stdout.isatty() else server.token
+    lines = [
+        f"clipper {__version__} · {file or 'defaults'} · state: {state}",
+        f"models: {models}",
+        f"applications: {apps}",
+        f"containers dial in at {server.address}; one started by hand:",
+        f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect {server.address} --name NAME",
+    ]
+    if server.http_address:
+        lines.insert(3, f"queries come in at http://{server.http_address}")
+    if server.grpc_address:
+        lines.insert(3, f"queries come in over gRPC at {server.grpc_address}")
+    if server.admin_address:
+        lines.insert(3, f"management at http://{server.admin_address}/admin, or: clipper models; clipper deploy --help")
+    if not config.server.token:
+        lines.append("  (the token is another one at each start; to keep one, set server.token or server.token_file)")
+    return "\n".join(lines)

@@ -1,0 +1,31 @@
+"""A group of verbs: it guesses at a slip of the pen, and shows an error of ours as a line."""
+
+from typing import Any
+
+import click
+
+from clipper.errors import ClipperError, did_you_mean
+
+EXIT_USAGE = 2
+
+
+class Verbs(click.Group):
+    """A group that takes a slip of the pen for what it is, and shows an error of ours as a line, not as a traceback."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verb = args[0] if args else ""
+        if verb and not verb.startswith("-") and self.get_command(ctx, verb) is None:
+            guess = did_you_mean(verb, self.commands) or "."
+            raise click.UsageError(f"no verb {verb!r}{guess} Verbs: {', '.join(sorted(self.commands))}.", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ClipperError as error:
+            click.secho(f"error: {error.message}", fg="red", err=True)
+            if error.hint:
+                click.echo(error.hint, err=True)
+            ctx.exit(EXIT_USAGE)
