@@ -97,6 +97,10 @@ class FakeTransport:
     def __init__(self) -> None:
         self.written = b""
         self.closed = self.aborted = self.eof = self.paused = False
+        self.unread = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def write(self, data: bytes) -> None:
         assert not self.closed

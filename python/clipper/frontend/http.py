@@ -22,6 +22,7 @@ from typing import Any
 import httptools
 
 from clipper.errors import ClipperError, TooLarge
+from clipper.frontend.bodies import Body
 from clipper.frontend.messages import (
     JSON,
     KNOWN_HEADERS,
@@ -31,6 +32,7 @@ from clipper.frontend.messages import (
     Refused,
     Request,
     Response,
+    Streamed,
     Work,
     head_of,
     inflate,
@@ -92,13 +94,15 @@ class Service:
 class Exchange:
     """A request and the place of its response. Threads: the loop's."""
 
-    __slots__ = ("close", "connection", "data", "head_only", "later", "request", "waits_for")
+    __slots__ = ("body", "close", "connection", "data", "head_only", "later", "request", "streamed", "waits_for")
 
     def __init__(self, connection: "Connection", request: Request, close: bool) -> None:
         self.connection, self.request, self.close = connection, request, close
         self.head_only = request.method == "HEAD"
         self.data: bytes | None = None
         self.later: Later | None = None
+        self.streamed: Streamed | None = None
+        self.body: Body | None = None
         self.waits_for = 0
 
     def settle(self, outcome: Outcome) -> None:
@@ -110,6 +114,8 @@ class Exchange:
                 self._wait()
             else:
                 self.cancel()
+        elif type(outcome) is Streamed:
+            self.answer(outcome)
         else:
             assert type(outcome) is Work
             self.connection.service.run(outcome.run, self)
@@ -132,6 +138,8 @@ class Exchange:
         if self.later is not None:
             for future in self.later.futures:
                 future.cancel()
+        elif self.body is not None:
+            self.body.lose()
 
     def fail(self, error: Exception) -> None:
         if not isinstance(error, ClipperError):
@@ -145,7 +153,7 @@ class Exchange:
         about = {"request_id": request.id.decode(), **(trace.about() if trace else {})}
         _log.exception("request %s: %s %r", request.id.decode(), request.method, request.path, exc_info=error, extra=about)
 
-    def answer(self, response: Response) -> None:
+    def answer(self, response: Response | Streamed) -> None:
         connection, request = self.connection, self.request
         if connection.gone:
             return
@@ -156,12 +164,34 @@ class Exchange:
         trace: Trace | None = None
         if b"traceparent" in request.headers:
             trace = trace_of(request.headers[b"traceparent"])
-        head = head_of(response, id, service.date, self.close, trace.header if trace else b"")
-        self.data = head if self.head_only or response.status == 204 else head + response.body
+        own = trace.header if trace else b""
+        if isinstance(response, Streamed):
+            self._answer_streamed(response, id, own)
+        else:
+            head = head_of(response, id, service.date, self.close, own)
+            self.data = head if self.head_only or response.status == 204 else head + response.body
         service.counts.count(request.method, request.route, response.status, request.began_ns)
         if trace is not None and trace.sampled:
             log_request(trace, request, response, id)
         connection.flush()
+
+    def _answer_streamed(self, response: Streamed, id: bytes, trace: bytes) -> None:
+        """The body begins when it is this one's turn."""
+        connection = self.connection
+        chunked = connection.is_chunking
+        self.close = self.close or not chunked
+        self.data = head_of(response, id, connection.service.date, self.close, trace, chunked=chunked)
+        if not self.head_only:
+            self.streamed = response
+            self.body = Body(connection, connection.service.ear, chunked)
+
+    def begin_body(self) -> None:
+        assert self.streamed is not None and self.body is not None and self.data is not None
+        self.connection.write_body(self.data)
+        self.data = b""
+        self.body.begin(self.streamed.begin)
+        if self.streamed.endless and self.connection.service.draining:
+            self.body.end()
 
 
 class Connection(asyncio.Protocol):
@@ -178,7 +208,7 @@ class Connection(asyncio.Protocol):
         self._stalled_s = 0.0
         self._deaf = False  # what still comes is thrown away
         self._paused = self._upgrade = False
-        self._full = False  # the transport's buffer
+        self.full = False  # the transport's buffer
         self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
         self._messages = 0
         self._url = b""
@@ -188,6 +218,11 @@ class Connection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         return bool(self._open) or self._phase != _IDLE
+
+    @property
+    def is_chunking(self) -> bool:
+        """Whether the client knows chunks: HTTP/1.0 does not."""
+        return self._parser.get_http_version() != "1.0"
 
     # -- the transport
 
@@ -214,17 +249,19 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        self._full = True
+        self.full = True
         self._stalled_s = self.service.now_s
         self._regulate()
 
     def resume_writing(self) -> None:
-        self._full = False
+        self.full = False
         self._regulate()
+        if self._open and (body := self._open[0].body) is not None:
+            body.room()
 
     def _regulate(self) -> None:
         """A client that does not read, or asks without end, is not read."""
-        wanted = self._full or len(self._open) >= self.service.settings.pipeline_max
+        wanted = self.full or len(self._open) >= self.service.settings.pipeline_max
         if wanted != self._paused and not self.gone and not self._transport.is_closing():
             self._paused = wanted
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()
@@ -356,18 +393,37 @@ class Connection(asyncio.Protocol):
         """Send what is ready, in the order it was asked for."""
         transport, waiting = self._transport, self._open
         while waiting and waiting[0].data is not None:
-            exchange = waiting.popleft()
+            exchange = waiting[0]
+            if exchange.streamed is not None and not self.gone and not self._has_streamed(exchange):
+                break
+            waiting.popleft()
             assert exchange.data is not None
             if self.gone:
                 continue
-            transport.write(exchange.data)
+            if exchange.data:
+                transport.write(exchange.data)
             if exchange.close:
                 self._end()
                 return
-        if self._paused and not self._full:
+        if self._paused and not self.full:
             self._regulate()
         if self._phase == _IDLE:
             self._since_s = self.service.now_s
+
+    def _has_streamed(self, exchange: Exchange) -> bool:
+        """Whether its body is written, up to the end."""
+        if exchange.data:
+            exchange.begin_body()
+        return exchange.body is not None and exchange.body.ended
+
+    def write_body(self, data: bytes) -> int:
+        if self.gone or self._transport.is_closing():
+            return 0
+        self._transport.write(data)
+        return self._transport.get_write_buffer_size()
+
+    def finish_body(self) -> None:
+        self.flush()
 
     def _end(self) -> None:
         """No more responses. The client may still be sending: its kernel would drop what it has not read if we closed now."""
@@ -409,6 +465,11 @@ class Connection(asyncio.Protocol):
     def drain(self) -> None:
         if not self.is_busy:
             self._transport.close()
+        for exchange in tuple(self._open):
+            if exchange.streamed is not None and exchange.body is not None:
+                exchange.close = True
+                if exchange.streamed.endless and not exchange.data:
+                    exchange.body.end()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -418,7 +479,7 @@ class Connection(asyncio.Protocol):
         if self.gone:
             if now_s - self._stalled_s > _LINGER_S:
                 self._transport.abort()
-        elif self._full:
+        elif self.full:
             if now_s - self._stalled_s > settings.idle_s:
                 self._transport.abort()
         elif self._deaf or self._open:
@@ -434,7 +495,7 @@ class Connection(asyncio.Protocol):
             self._refuse(Refused(408, slow, "See http.body_bytes_s_min."))
 
 
-def _settled(outcome: Outcome) -> Response | Later:
+def _settled(outcome: Outcome) -> Response | Later | Streamed:
     while isinstance(outcome, Work):
         outcome = outcome.run()
     return outcome

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import ClipperError, InvalidInput, ModelFailed, Overloaded, ShuttingDown, TooLarge
+from clipper.frontend.bodies import Body
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.ear import Future
 
@@ -60,8 +61,8 @@ class Request:
 KNOWN_HEADERS: Final = frozenset(
     (
         b"accept", b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length",
-        b"content-type", b"expect", b"host", b"inference-header-content-length", b"origin", b"traceparent", b"transfer-encoding",
-        b"x-request-id",
+        b"content-type", b"expect", b"host", b"inference-header-content-length", b"last-event-id", b"origin", b"traceparent",
+        b"transfer-encoding", b"x-request-id",
     )
 )  # fmt: skip
 
@@ -86,16 +87,32 @@ class Later:
         self.futures, self.make = futures, make
 
 
+class Streamed:
+    """A response whose body is written bit by bit, as long as it takes. begin: called on the event loop once the head has left.
+
+    endless: it has no end of its own, and is ended when the server drains; others are waited for. The rest as a Response's.
+    """
+
+    __slots__ = ("begin", "content_type", "endless", "headers", "id", "status")
+
+    def __init__(
+        self, begin: "Callable[[Body], None]", content_type: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *,
+        endless: bool = False, status: int = 200, id: bytes = b"",
+    ) -> None:  # fmt: skip
+        self.begin, self.content_type, self.headers, self.endless = begin, content_type, headers, endless
+        self.status, self.id = status, id
+
+
 class Work:
     """What would hold up the event loop: run on a worker thread, it has an outcome of its own."""
 
     __slots__ = ("run",)
 
-    def __init__(self, run: "Callable[[], Response | Later]") -> None:
+    def __init__(self, run: "Callable[[], Response | Later | Streamed]") -> None:
         self.run = run
 
 
-Outcome = Response | Later | Work
+Outcome = Response | Later | Streamed | Work
 Handler = Callable[[Request], Outcome]
 
 
@@ -197,13 +214,18 @@ _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() 
 _BODILESS = frozenset((204, 304))
 
 
-def head_of(response: Response, request_id: bytes, date: bytes, close: bool, trace: bytes = b"") -> bytes:
-    """trace: the value of traceparent, if there is to be one."""
+def head_of(
+    response: Response | Streamed, request_id: bytes, date: bytes, close: bool, trace: bytes = b"", *, chunked: bool = True
+) -> bytes:
+    """trace: the value of traceparent, if there is to be one.  chunked: how a streamed body ends; else: when we close."""
     line = _LINES.get(response.status) or b"HTTP/1.1 %d %s\r\n" % (response.status, _phrase(response.status).encode())
     extra = b"".join([b"%s: %s\r\n" % (name, value) for name, value in response.headers]) if response.headers else b""
     if extra and (b"\0" in extra or extra.count(b"\r\n") != len(response.headers) or extra.count(b"\n") != len(response.headers)):
         raise ValueError("a header of a response holds CR, LF or NUL")
-    if response.status not in _BODILESS:
+    if isinstance(response, Streamed):
+        framing = b"transfer-encoding: chunked\r\n" if chunked else b""
+        extra = b"content-type: %s\r\n%s%s" % (response.content_type, framing, extra)
+    elif response.status not in _BODILESS:
         extra = b"content-type: %s\r\ncontent-length: %d\r\n%s" % (response.content_type, len(response.body), extra)
     last = b"connection: close\r\n\r\n" if close else b"\r\n"
     if trace:

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any
 
-from clipper.frontend.messages import Request, Response
+from clipper.frontend.messages import Request, Response, Streamed
 from clipper.metrics.http_counts import now_ns
 
 _log = logging.getLogger("clipper.requests")
@@ -45,7 +45,7 @@ def trace_of(header: bytes) -> Trace | None:
     return Trace(trace_id.decode(), parent_id.decode(), bool(int(flags, 16) & 1))
 
 
-def log_request(trace: Trace, request: Request, response: Response, id: bytes) -> None:
+def log_request(trace: Trace, request: Request, response: Response | Streamed, id: bytes) -> None:
     """The line of a sampled request; the fields are those of a JSON log (`server.log_format`)."""
     if not _log.isEnabledFor(logging.INFO):
         return

@@ -5,6 +5,7 @@ descriptor for all, and whoever asked is called.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ Told = Callable[[Future], object]
 
 
 class Ear:
-    """Threads: the event loop's."""
+    """Threads: the event loop's; `post` is for any."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engines: Sequence[Engine]) -> None:
         self._loop = loop
@@ -38,6 +39,11 @@ class Ear:
         waiter.add_done_callback(self._awaiting.discard)
         waiter.add_done_callback(lambda _: _tell(future, told))
         return True
+
+    def post(self, step: Callable[..., object], *args: object) -> None:
+        """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(step, *args)
 
     def _drain(self) -> None:
         assert self._mailbox is not None

@@ -1,0 +1,261 @@
+"""Responses that are written bit by bit: chunks, turns, room, those who hang up and those who do not read; and their events."""
+
+import http.client
+import socket
+from typing import Any
+
+import pytest
+
+import clipper
+from clipper.frontend.bodies import UNREAD_BYTES_MAX, Body
+from clipper.frontend.events import CONTENT_TYPE, HEARTBEAT, encode_event, last_event_id
+from clipper.frontend.messages import Outcome, Request, Response, Streamed, Work
+from tests.frontend.conftest import PATIENCE_S, QUICK, Line
+
+
+class Feed:
+    """Streams to whoever asks /feed (without an end) or /some (with one); the test has their bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Body] = []
+        self.seen: list[str] = []
+
+    def __call__(self, request: Request) -> Outcome:
+        if request.path == b"/now":
+            return Response(200, b"now")
+        if request.path == b"/work":
+            return Work(lambda: Streamed(self.begin, b"text/plain"))
+        return Streamed(self.begin, CONTENT_TYPE, endless=request.path == b"/feed")
+
+    def begin(self, body: Body) -> None:
+        self.bodies.append(body)
+        body.on_room = lambda: self.seen.append("room")
+        body.on_gone = lambda: self.seen.append("gone")
+
+
+def get(path: str, *headers: str, version: str = "1.1") -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/{version}", "Host: here", *headers, "", ""]).encode()
+
+
+def written(line: Line) -> tuple[bytes, bytes]:
+    """(head, the rest) of what was written, taken away."""
+    head, _, rest = line.transport.written.partition(b"\r\n\r\n")
+    line.transport.written = b""
+    return head, rest
+
+
+def test_what_is_written_leaves_at_once_in_chunks() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/some"))
+    head, rest = written(line)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"content-type: text/event-stream" in head
+    assert b"transfer-encoding: chunked" in head
+    assert b"content-length" not in head
+    assert b"connection: close" not in head
+    assert rest == b""
+    body = feed.bodies[0]
+    assert body.write(b"hello")
+    assert body.write(b"")
+    assert body.write(b"x" * 300)
+    assert line.transport.written == b"5\r\nhello\r\n" + b"12c\r\n" + b"x" * 300 + b"\r\n"
+    body.end()
+    body.end()
+    assert line.transport.written.endswith(b"\r\n0\r\n\r\n")
+    assert not line.transport.closed
+    assert not body.write(b"after the end")
+    line.transport.written = b""
+    assert line.feed(get("/now")).statuses == [200]  # the connection goes on
+
+
+def test_it_waits_for_its_turn_and_others_for_its_end() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/some") + get("/now") + get("/some"))
+    assert len(feed.bodies) == 1
+    assert line.transport.written.count(b"HTTP/1.1") == 1
+    feed.bodies[0].write(b"a")
+    feed.bodies[0].end()
+    assert line.transport.written.count(b"HTTP/1.1") == 3
+    assert len(feed.bodies) == 2
+    assert line.transport.written.index(b"0\r\n\r\n") < line.transport.written.index(b"now")
+
+
+def test_a_body_may_be_written_and_ended_before_begin_returns() -> None:
+    def begin(body: Body) -> None:
+        body.write(b"all")
+        body.end()
+
+    line = Line(lambda _: Streamed(begin, b"text/plain")).feed(get("/a") + get("/b"))
+    assert line.transport.written.count(b"3\r\nall\r\n0\r\n\r\n") == 2
+    assert not line.connection.is_busy
+
+
+def test_http_1_0_gets_no_chunks_and_a_close() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/some", "Connection: keep-alive", version="1.0"))
+    feed.bodies[0].write(b"plain")
+    feed.bodies[0].end()
+    head, rest = written(line)
+    assert b"chunked" not in head
+    assert b"connection: close" in head
+    assert rest == b"plain"
+    assert line.transport.closed
+
+
+def test_head_gets_the_head() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/some").replace(b"GET", b"HEAD"))
+    assert b"chunked" in line.transport.written
+    assert not feed.bodies
+    assert not line.connection.is_busy
+
+
+def test_a_worker_may_decide_to_stream() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/work"))
+    run, exchange = line.work.pop()
+    exchange.settle(run())
+    assert len(feed.bodies) == 1
+    assert b"chunked" in line.transport.written
+
+
+def test_who_hangs_up_is_told_of_once_and_written_to_no_more() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/feed"))
+    feed.bodies[0].write(b"x")
+    before = line.transport.written
+    line.connection.connection_lost(None)  # type: ignore[arg-type]
+    assert feed.seen == ["gone"]
+    assert feed.bodies[0].gone
+    assert not feed.bodies[0].write(b"y")
+    feed.bodies[0].end()
+    assert line.transport.written == before
+    assert feed.seen == ["gone"]
+
+
+def test_there_is_no_room_until_the_client_reads() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/feed"))
+    line.connection.pause_writing()
+    assert not feed.bodies[0].write(b"x")
+    assert not line.transport.aborted
+    line.connection.resume_writing()
+    assert feed.seen == ["room"]
+    assert feed.bodies[0].write(b"x")
+
+
+def test_who_reads_nothing_for_long_is_cut_off() -> None:
+    feed = Feed()
+    line = Line(feed, idle_s=1.0).feed(get("/feed"))
+    line.at(5.0)
+    assert not line.transport.aborted  # nothing is written, and it is waited for
+    line.connection.pause_writing()
+    line.at(5.9)
+    assert not line.transport.aborted
+    line.at(6.1)
+    assert line.transport.aborted
+
+
+def test_writing_on_without_room_loses_the_client_not_the_memory() -> None:
+    feed = Feed()
+    line = Line(feed).feed(get("/feed"))
+    line.transport.unread = UNREAD_BYTES_MAX + 1
+    assert not feed.bodies[0].write(b"x")
+    assert line.transport.aborted
+
+
+def test_a_beginning_that_fails_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    def begin(body: Body) -> None:
+        raise RuntimeError("at the beginning")
+
+    line = Line(lambda _: Streamed(begin, b"text/plain")).feed(get("/a"))
+    assert line.transport.aborted
+    assert "at the beginning" in caplog.text
+
+
+def test_a_drain_ends_what_has_no_end_and_waits_for_the_rest() -> None:
+    feed = Feed()
+    endless, some = Line(feed).feed(get("/feed")), Line(feed).feed(get("/some"))
+    for line in (endless, some):
+        line.service.drain()
+    assert endless.transport.closed
+    assert endless.transport.written.endswith(b"0\r\n\r\n")
+    assert not some.transport.closed
+    feed.bodies[1].end()
+    assert some.transport.closed
+    late = Line(feed)
+    late.service.draining = True
+    late.feed(get("/feed"))
+    assert late.transport.closed
+    assert b"connection: close" in late.transport.written
+
+
+# -- events
+
+
+def parse(stream: bytes) -> list[dict[str, str]]:
+    """As the HTML standard reads them (of the line ends, LF)."""
+    found: list[dict[str, str]] = []
+    event: dict[str, str] = {}
+    for line in stream.decode().split("\n"):
+        if not line:
+            if "data" in event:
+                found.append(event)
+            event = {}
+        elif not line.startswith(":"):
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            event[name] = event["data"] + "\n" + value if name == "data" and "data" in event else value
+    return found
+
+
+def test_an_event_reads_as_it_was_written() -> None:
+    stream = encode_event(b'{"a":1}', name=b"second", id=7) + HEARTBEAT + encode_event("zwei\nZeilen ü".encode(), retry_ms=500)
+    assert parse(stream) == [{"event": "second", "id": "7", "data": '{"a":1}'}, {"retry": "500", "data": "zwei\nZeilen ü"}]
+    assert parse(encode_event(b"a\rb\r\nc")) == [{"data": "a\nb\nc"}]
+    assert parse(encode_event(b"")) == [{"data": ""}]
+    with pytest.raises(ValueError, match="one line"):
+        encode_event(b"", name=b"a\ndata: b")
+
+
+@pytest.mark.parametrize(("given", "id"), [(b"17", 17), (b"", 0), (b"-1", 0), (b"abc", 0), (b"9" * 21, 0), ("٣".encode(), 0)])
+def test_the_last_event_id_is_a_number_of_ours(given: bytes, id: int) -> None:
+    assert last_event_id(Request("GET", b"/", b"", {b"last-event-id": given}, b"")) == id
+
+
+# -- over a socket
+
+
+def ticking(request: Request) -> Outcome:
+    def begin(body: Body) -> None:
+        for i in range(int(request.query or b"3")):
+            body.post(body.write, encode_event(b"%d" % i, id=i + 1))
+        body.post(body.end)
+
+    return Streamed(begin, CONTENT_TYPE)
+
+
+def test_http_client_reads_a_stream_to_its_end_and_an_endless_one_until_the_server_closes() -> None:
+    bodies: list[Body] = []
+    with clipper.start(http="127.0.0.1:0", **QUICK) as server:
+        frontends: Any = server._frontends
+        frontends.routes.add("GET", "/ticks", ticking)
+        frontends.routes.add("GET", "/feed", lambda _: Streamed(bodies.append, CONTENT_TYPE, endless=True))
+        line = http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S)
+        for _ in range(2):  # on one connection
+            line.request("GET", "/ticks")
+            assert [event["id"] for event in parse(line.getresponse().read())] == ["1", "2", "3"]
+        line.close()
+        host, _, port = server.http_address.rpartition(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as feed:
+            feed.sendall(get("/feed"))
+            found = b""
+            while b"\r\n\r\n" not in found:
+                found += feed.recv(4096)
+            bodies[0].post(bodies[0].write, encode_event(b"on"))
+            while b"data: on\n\n" not in found:
+                found += feed.recv(4096)
+            server.close()
+            while more := feed.recv(4096):
+                found += more
+    assert found.endswith(b"0\r\n\r\n")
