@@ -186,7 +186,9 @@ class Exchange:
             self.body = Body(connection, connection.service.ear, chunked)
 
     def begin_body(self) -> None:
-        assert self.streamed is not None and self.body is not None and self.data is not None
+        assert self.streamed is not None
+        assert self.body is not None
+        assert self.data is not None
         self.connection.write_body(self.data)
         self.data = b""
         self.body.begin(self.streamed.begin)
