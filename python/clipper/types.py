@@ -333,6 +333,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     similar: near inputs share predictions; None: only equal ones.
     finite: inputs with NaN or infinities are refused.  row_by_row: the model takes one input at a time.  code: folders
     its container needs on sys.path.
+    requirements: lines for pip: its containers run in an environment of its own, with these; none: in the server's.
+    python: of that environment, "3.11" or the path of an interpreter; empty: the server's.
     created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
@@ -353,6 +355,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     code: tuple[str, ...] = ()
     similar: Similar | None = None
     replicas_max: int = 0
+    requirements: tuple[str, ...] = ()
+    python: str = ""
 
     @property
     def id(self) -> VersionedModel:

@@ -14,7 +14,6 @@ import inspect
 import io
 import json
 import os
-import platform
 import re
 import site
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 import cloudpickle
 
 from clipper.deploy.artifact import SUFFIX, artifact_of, is_data
+from clipper.deploy.needs import packages_of, python_here
 from clipper.errors import PackagingError
 from clipper_container import Model
 from clipper_container.adapters.function import MAGIC
@@ -154,13 +154,29 @@ def _directories(code: Sequence[str]) -> tuple[str, ...]:
 
 
 def _content(thing: Any, kind: str, name: str) -> bytes:
-    about = {"format": 1, "kind": kind, "name": name, "python": ".".join(platform.python_version_tuple()[:2])}
+    stream, modules = io.BytesIO(), set[str]()
     with _local_modules_by_value():
         try:
-            body = _dumps(thing)
+            _Noting(stream, modules).dump(thing)
         except Exception as error:
             raise _explain(thing, error) from error
-    return MAGIC + json.dumps(about).encode() + b"\n" + body
+    about = {"format": 1, "kind": kind, "name": name, "python": python_here(), "packages": packages_of([*modules])}
+    return MAGIC + json.dumps(about).encode() + b"\n" + stream.getvalue()
+
+
+class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that notes the top-level modules of what it meets."""
+
+    def __init__(self, stream: io.BytesIO, modules: set[str]) -> None:
+        super().__init__(stream)
+        self._modules = modules
+
+    def persistent_id(self, thing: Any) -> None:
+        if isinstance(thing, types.ModuleType):
+            self._modules.add(thing.__name__.partition(".")[0])
+        else:
+            owner = thing if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType) else type(thing)
+            self._modules.add(str(getattr(owner, "__module__", None) or "").partition(".")[0])
 
 
 def _dumps(thing: Any) -> bytes:

@@ -23,7 +23,10 @@ from clipper_container.adapters.errors import LoadError
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
 RAW = {".onnx": "onnx", ".skops": "skops"}  # data, by its ending
-__all__ = ["MAGIC", "PACKED", "RAW", "LoadError", "explain", "load_target", "open_data"]
+DISTRIBUTIONS = {  # where a module has another name than what pip installs
+    "sklearn": "scikit-learn", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml", "mlflow": "mlflow-skinny",
+}  # fmt: skip
+__all__ = ["DISTRIBUTIONS", "MAGIC", "PACKED", "RAW", "LoadError", "explain", "load_target", "open_data"]
 
 
 def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
@@ -133,5 +136,5 @@ def _explain_missing(name: str) -> str:
             return f'{text} It is a local file; packed by value on the next deploy, or add code=["{top}.py"].'
     python = ".".join(platform.python_version_tuple()[:2])
     venv = os.path.basename(sys.prefix)
-    package = {"sklearn": "scikit-learn", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml"}.get(top, top)
+    package = DISTRIBUTIONS.get(top, top)
     return f"{text} '{top}' is not installed in venv {venv} (Python {python}). Run: pip install {package}"
