@@ -141,7 +141,8 @@ cdef double lesson_raw(const Pupil* pupil, const Told* told, u32* winner) noexce
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 cdef void _calibrate(Pupil* pupil, double raw, bint right) noexcept nogil:
-    cdef double* bin = pupil.sure + 2 * min(<u32> (raw * pupil.bins), pupil.bins - 1)
+    # mathematically on an edge, as one half is, it is in the bin above, whatever was rounded on the way
+    cdef double* bin = pupil.sure + 2 * min(<u32> (raw * pupil.bins + 1e-9), pupil.bins - 1)
     bin[0] = pupil.fade * bin[0] + right
     bin[1] = pupil.fade * bin[1] + 1.0
 

@@ -285,7 +285,8 @@ class LearningPolicy(ABC):
 
 
 def bin_of(confidence: float) -> int:
-    return min(int(confidence * BINS), BINS - 1)
+    """On an edge, as one half is, it is the bin above, whatever was rounded on the way."""
+    return min(int(confidence * BINS + 1e-9), BINS - 1)
 
 
 def label_bit(label: object) -> int:
