@@ -43,7 +43,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting",),
     ("types", "errors", "clock", "json_log"),
     ("settings",),
-    ("config", "selection", "store", "metrics", "state_dir"),
+    ("config", "selection", "store", "metrics", "state_dir", "tls"),
     ("catalog_view", "config_schema"),
     ("catalog",),
     ("serving",),

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
 from clipper.settings.grpc import GrpcSettings
-from clipper.settings.http import HttpSettings, is_loopback, listener_troubles
+from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
 from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
@@ -373,7 +373,9 @@ def _check(config: Config, leaves: _Leaves) -> None:
         return ConfigError(f"{origin}: {'.'.join(at)}{'' if at not in leaves else ' = ' + _shown(value)}: {why}")
 
     _check_address(config.server, refuse)
-    for listener, why in listener_troubles(config.http, config.grpc.address):
+    grpc_files = TlsFiles(config.grpc.tls_cert, config.grpc.tls_key, config.grpc.tls_client_ca)
+    troubles = tls_troubles("grpc", "tls", grpc_files, query_tls(config.http))
+    for listener, why in (*listener_troubles(config.http, config.grpc.address), *troubles):
         raise refuse(listener, why)
     if config.server.restart_ms_min > config.server.restart_ms_max:
         raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")

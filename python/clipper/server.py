@@ -42,6 +42,7 @@ from clipper.serving.recorder import Recorded, Recorder
 from clipper.serving.roles import check_roles
 from clipper.serving.scaling import replica_bounds
 from clipper.serving.stragglers import check_missing
+from clipper.settings.http import admin_tls, query_tls, scheme_of
 from clipper.state_dir import StateDir
 from clipper.store import open_store
 from clipper.store.history import acting, actor_here
@@ -384,9 +385,12 @@ class ClipperServer(Streaming):
 
     def _announce(self) -> None:
         if self.admin_address:
-            queries = f"http://{self.http_address}" if self.http_address else ""
-            state = state_named(self.config.server.state)
-            announced = Running(f"http://{self.admin_address}", self._pid, self.config.http.token, queries, shown(state))
+            http, state = self.config.http, state_named(self.config.server.state)
+            queries = f"{scheme_of(query_tls(http))}://{self.http_address}" if self.http_address else ""
+            tls = admin_tls(http)
+            certificate = os.path.abspath(tls.cert) if tls else ""
+            url = f"{scheme_of(tls)}://{self.admin_address}"
+            announced = Running(url, self._pid, http.token, queries, shown(state), certificate)
             announce(self._dir.run, announced)
 
     def _check_open(self) -> None:

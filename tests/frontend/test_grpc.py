@@ -25,8 +25,13 @@ HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflecti
 class Client:
     """client(service, method, request fields...) -> the response."""
 
-    def __init__(self, address: str, **options: Any) -> None:
-        self.channel = grpc.insecure_channel(address, [*options.items()])
+    def __init__(self, address: str, credentials: Any = None, metadata: Any = (), **options: Any) -> None:
+        words = address, [*options.items()]
+        if credentials is None:
+            self.channel = grpc.insecure_channel(*words)
+        else:
+            self.channel = grpc.secure_channel(words[0], credentials, words[1])
+        self.metadata = metadata
 
     def method(self, service: str, name: str) -> Any:
         (method,) = [method for method in methods_of(service) if method.name == name]
@@ -43,7 +48,7 @@ class Client:
         if request is None:
             (found,) = [each for each in methods_of(service) if each.name == method]
             request = message(found.input_type.full_name)(**fields)
-        return self.method(service, method)(request, timeout=timeout)
+        return self.method(service, method)(request, timeout=timeout, metadata=self.metadata)
 
     def infer(self, model: str, rows: Any, timeout: float | None = PATIENCE_S, **more: Any) -> Any:
         return self(INFERENCE, "ModelInfer", tensor_of(model, rows, **more), timeout=timeout)

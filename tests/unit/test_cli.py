@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from clipper import __version__
 from clipper.cli import doctor, main
 from clipper.config import describe
+from tests.frontend.certificates import Authority
 
 PATIENCE_S = 60.0
 
@@ -152,6 +153,22 @@ def test_doctor_finds_this_machine_in_order(here: Path) -> None:
     assert not [finding for finding in findings if finding["verdict"] == "fail"]
     assert any("a model in a process of its own" in finding["text"] for finding in findings)
     assert list(here.iterdir()) == []
+
+
+def test_doctor_looks_at_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("core", "machine", "descriptors", "interpreter", "round_trip", "disk", "packages"):
+        monkeypatch.setattr(doctor, name, list)
+    authority = Authority(here)
+    said = []
+    for name, days in (("good", 60), ("soon", 3), ("gone", -2)):
+        cert, key = authority.sign(name, days=days)
+        (here / "clipper.toml").write_text(f"[http]\ntls_cert = {cert!r}\ntls_key = {key!r}\n")
+        said += [(finding.verdict, finding.text.partition(": ")[0]) for finding in doctor.examine()]
+    assert said == [("ok", "http.tls_cert"), ("warn", "http.tls_cert"), ("fail", "http.tls_cert")]
+    Path(key).chmod(0o644)
+    assert [finding.verdict for finding in doctor.examine()] == ["fail", "warn"]
+    (here / "clipper.toml").write_text("[http]\napi_keys_file = 'nothing'\n")
+    assert "cannot be read" in doctor.examine()[0].text
 
 
 def test_doctor_reports_a_trial_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import click
 from clipper.errors import InvalidInput
 
 
-def _connected(url: str | None, token: str | None) -> Any:
+def _connected(url: str | None, token: str | None, ca: str | None) -> Any:
     """The server of --url or CLIPPER_URL, else the one of ./clipper.toml's state, else the only one."""
     from clipper.config import load
     from clipper.manage.client import connect
@@ -20,19 +20,19 @@ def _connected(url: str | None, token: str | None) -> Any:
     if not url and not os.environ.get("CLIPPER_URL"):
         file = Path("clipper.toml")
         state = load(file if file.exists() else None).server.state
-    return connect(url, token, state=state)
+    return connect(url, token, ca=ca, state=state)
 
 
 class Asking:
     """What all verbs share: whom to ask, and how to print what comes back."""
 
-    def __init__(self, url: str | None, token: str | None, output: str) -> None:
+    def __init__(self, url: str | None, token: str | None, ca: str | None, output: str) -> None:
         self.as_json = output == "json"
-        self._url, self._token = url, token
+        self._url, self._token, self._ca = url, token, ca
 
     @property
     def server(self) -> Any:
-        return _connected(self._url, self._token)
+        return _connected(self._url, self._token, self._ca)
 
     def show(self, value: Any, text: Callable[[], str]) -> None:
         click.echo(json.dumps(value, indent=2) if self.as_json else text())
@@ -42,15 +42,16 @@ class Asking:
 
 
 def talks(verb: Callable[..., None]) -> Callable[..., None]:
-    """Adds --url, --token and -o to a verb, which gets an Asking for them."""
+    """Adds --url, --token, --ca and -o to a verb, which gets an Asking for them."""
 
-    def asked(url: str | None, token: str | None, output: str, **words: Any) -> None:
-        verb(Asking(url, token, output), **words)
+    def asked(url: str | None, token: str | None, ca: str | None, output: str, **words: Any) -> None:
+        verb(Asking(url, token, ca, output), **words)
 
     asked.__doc__, asked.__name__ = verb.__doc__, verb.__name__
     asked.__click_params__ = getattr(verb, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
         click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print."),
+        click.option("--ca", metavar="FILE", help="PEM file of who signed its certificate, for https.  [CLIPPER_CA]"),
         click.option("--token", metavar="TOKEN", help="http.token of the server.  [CLIPPER_ADMIN_TOKEN]"),
         click.option("--url", metavar="URL", help="Where it is managed.  [CLIPPER_URL; else the one that runs here]"),
     ):

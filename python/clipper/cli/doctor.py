@@ -16,12 +16,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clipper.cli.up import DEFAULT_FILE
+from clipper.clock import wall_time_us
 from clipper.config import load
+from clipper.frontend.api_keys import ApiKeys
+from clipper.settings.grpc import grpc_tls
+from clipper.settings.http import admin_tls, query_tls
+from clipper.tls import Certificate
 
 _OPTIONAL = {"scikit-learn": "demo", "pytest": "test", "mypy": "check", "pytest-benchmark": "bench"}
 _COMMITS = 9
 _COMMIT_SLOW_MS = 20.0
 _TRIAL_S = 30.0
+_RENEW_DAYS = 21
 
 
 class Finding(NamedTuple):
@@ -34,7 +41,7 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """Every trial, in order. One that raises is a failure by itself and stops no other."""
     found: list[Finding] = []
-    for trial in (core, machine, descriptors, interpreter, round_trip, disk, packages):
+    for trial in (core, machine, descriptors, interpreter, round_trip, disk, certificates, packages):
         try:
             found += trial()
         except Exception as error:
@@ -138,6 +145,29 @@ def _commit_ms(path: Path) -> list[float]:
     finally:
         connection.close()
     return times
+
+
+def certificates() -> Iterator[Finding]:
+    """Of ./clipper.toml, by taking them as a server would."""
+    file = Path(DEFAULT_FILE)
+    config = load(file if file.exists() else None)
+    http = config.http
+    each = (("http.tls", query_tls(http)), ("http.admin_tls", admin_tls(http)), ("grpc.tls", grpc_tls(config.grpc, http)))
+    seen = set()
+    for where, files in each:
+        if files is None or files in seen:
+            continue
+        seen.add(files)
+        days = (Certificate(files, where).ends_s - wall_time_us() / 1e6) / 86_400
+        when = "has ended, or is not valid yet" if days < 0 else f"ends in {days:.0f} days"
+        verdict = "fail" if days < 0 else "warn" if days < _RENEW_DAYS else "ok"
+        renew = "" if verdict == "ok" else ". Renew it; a server that runs takes it up"
+        yield Finding(verdict, f"{where}_cert: {files.cert} {when}{renew}")
+        if Path(files.key).stat().st_mode & 0o077:
+            yield Finding("warn", f"{where}_key: others can read {files.key}. Run: chmod 600 {files.key}")
+    if http.api_keys_file:
+        ApiKeys(http.api_keys_file)
+        yield Finding("ok", f"http.api_keys_file: {http.api_keys_file} is in order")
 
 
 def packages() -> Iterator[Finding]:

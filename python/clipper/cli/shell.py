@@ -8,6 +8,7 @@ import click
 from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
 from clipper.cli.configuring import config
 from clipper.cli.exporting import export, import_
+from clipper.cli.key import key
 from clipper.cli.looking import history, logs, models, stats
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.querying import feedback, predict
@@ -117,6 +118,6 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for _verb in (
     up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
-    logs, history, stats, predict, feedback,
+    logs, history, stats, predict, feedback, key,
 ):  # fmt: skip
     main.add_command(_verb)

@@ -22,8 +22,9 @@ _Stamp = tuple[int, int] | None  # when a file was written, and its size
 @click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
 @click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
 @click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
+@click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
 @click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
-def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None, follow: bool) -> None:
+def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None, insecure: bool, follow: bool) -> None:
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
     FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
@@ -55,6 +56,7 @@ def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None,
     seen, loaded = _stamp(path), load(path, http=http, grpc=grpc, admin=admin)
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
+    _refuse_open(loaded, insecure)
     config = _managed(loaded)
     stopping = threading.Event()
     server = ClipperServer(config).start()
@@ -78,7 +80,20 @@ def _managed(config: Any) -> Any:
 
     if config.http.admin:
         return config
-    return replace(config, http=replace(config.http, admin="127.0.0.1:0", token=config.http.token or secrets.token_urlsafe(24)))
+    token = config.http.token or secrets.token_urlsafe(24)
+    return replace(config, http=replace(config.http, admin="127.0.0.1:0", token=token, admin_tls_cert="off"))
+
+
+def _refuse_open(config: Any, insecure: bool) -> None:
+    from clipper.errors import ConfigError
+    from clipper.settings.grpc import grpc_tls
+    from clipper.settings.http import open_to_all
+
+    if insecure or config.http.insecure:
+        return
+    for key, address in open_to_all(config.http, (config.grpc.address, grpc_tls(config.grpc, config.http))):
+        hint = "Set http.api_keys_file (clipper key NAME makes one), or http.tls_client_ca; or say --insecure."
+        raise ConfigError(f"{key} = {address!r}: any host that reaches it could ask.", hint=hint)
 
 
 def _follow(
@@ -128,6 +143,7 @@ def _on_first_signal(stopping: threading.Event) -> None:
 
 def _greeting(server: Any, file: Path | None) -> str:
     from clipper import __version__
+    from clipper.settings.http import admin_tls, query_tls, scheme_of
 
     view, config = server.catalog.view, server.config
     models = ", ".join(str(model.id) for model in view.models()) or "none yet"
@@ -142,11 +158,12 @@ def _greeting(server: Any, file: Path | None) -> str:
         f"  CLIPPER_TOKEN='{token}' clipper-container serve MODULE:MODEL --connect {server.address} --name NAME",
     ]
     if server.http_address:
-        lines.insert(3, f"queries come in at http://{server.http_address}")
+        lines.insert(3, f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}")
     if server.grpc_address:
         lines.insert(3, f"queries come in over gRPC at {server.grpc_address}")
     if server.admin_address:
-        lines.insert(3, f"management at http://{server.admin_address}/admin, or: clipper models; clipper deploy --help")
+        url = f"{scheme_of(admin_tls(config.http))}://{server.admin_address}"
+        lines.insert(3, f"management at {url}/admin, or: clipper models; clipper deploy --help")
     if not config.server.token:
         lines.append("  (the token is another one at each start; to keep one, set server.token or server.token_file)")
     return "\n".join(lines)

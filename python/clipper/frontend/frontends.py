@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from clipper.errors import ConfigError
+from clipper.frontend.access import Access
 from clipper.frontend.admin import guard
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, answer_json
@@ -14,8 +15,10 @@ from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
 from clipper.frontend.scrape import Scrape
-from clipper.metrics import HttpCounts
+from clipper.metrics import HttpCounts, TlsCounts
 from clipper.serving.ear import Ear
+from clipper.settings.grpc import grpc_tls
+from clipper.settings.http import TlsFiles, admin_tls, query_tls
 
 if TYPE_CHECKING:
     from clipper.frontend.grpc import Grpc
@@ -34,26 +37,43 @@ class Frontends:
         RestV2(node).add_to(self.routes)
         Repository(node).add_to(self.admin_routes)
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
-        scrape = Scrape(node, tuple(self._counts.values()))
+        self._access = Access()
+        self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
+        scrape = Scrape(node, (*self._counts.values(), *(self._tls_counts[key] for key in self._tls())))
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:
             scrape.add_to(self.routes)
         for routes in (self.routes, self.admin_routes):
             routes.add("GET", "/", _index(node, routes))
 
+    def _tls(self) -> dict[str, TlsFiles]:
+        """The files of the listeners that are wanted and speak TLS."""
+        http, grpc = self._node.config.http, self._node.config.grpc
+        each = (
+            ("address", http.address, query_tls(http)), ("admin", http.admin, admin_tls(http)),
+            ("grpc", grpc.address, grpc_tls(grpc, http)),
+        )  # fmt: skip
+        return {key: files for key, address, files in each if address and files is not None}
+
     def start(self) -> None:
         """Listen where [http] and [grpc] say. AddressInUse, ConfigError."""
         settings = self._node.config.http
+        for key, files in self._tls().items():
+            where = {"address": "http.tls", "admin": "http.admin_tls", "grpc": "grpc.tls"}[key]
+            self._access.add_tls(key, files, where, self._tls_counts[key])
+        self._access.add_keys(settings.api_keys_file, settings.token)
+        self._access.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
-            each.append(("address", settings.address, _finding(self.routes)))
+            each.append(("address", settings.address, self._access.asking(_finding(self.routes))))
         if settings.admin:
             each.append(("admin", settings.admin, _guarded(guard(settings), _finding(self.admin_routes))))
         if self._node.config.grpc.address:
             self._start_grpc()
         if not each:
             return
-        self._listeners = Listeners(settings, each, self._make_ear, [self._counts[key] for key, _, _ in each])
+        certificates = {key: found for key, found in self._access.certificates.items() if key != "grpc"}
+        self._listeners = Listeners(settings, each, self._make_ear, [self._counts[key] for key, _, _ in each], certificates)
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
@@ -66,7 +86,7 @@ class Frontends:
                 raise
             hint = 'pip install "clipper-serving[grpc]".'
             raise ConfigError(f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint) from None
-        grpc = Grpc(self._node, self._make_ear)
+        grpc = Grpc(self._node, self._make_ear, self._access)
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address
 
@@ -84,6 +104,7 @@ class Frontends:
             listeners.stop()
         if self._grpc is not None:
             self._grpc.stop()
+        self._access.stop()
 
 
 def _finding(routes: Routes) -> Handle:

@@ -5,11 +5,14 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import grpc.aio
 import uvloop
 
 from clipper.errors import AddressInUse
+from clipper.frontend.access import Access
 from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc_applications import ApplicationService
 from clipper.frontend.grpc_calls import Calls
@@ -19,6 +22,7 @@ from clipper.frontend.grpc_v2 import InferenceService
 from clipper.frontend.node import Node
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import GrpcSettings
+from clipper.tls import Certificate, Pem
 
 _WORKERS = 4
 _GRACE_S = 1.0  # for the last replies to leave, once every query has ended
@@ -27,8 +31,8 @@ _GRACE_S = 1.0  # for the last replies to leave, once every query has ended
 class Grpc:
     """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
 
-    def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear]) -> None:
-        self._node, self._make_ear = node, make_ear
+    def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], access: Access) -> None:
+        self._node, self._make_ear, self._access = node, make_ear, access
         self.address = ""
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
@@ -67,7 +71,7 @@ class Grpc:
     async def _listen(self, ear: Ear) -> None:
         settings = self._node.config.grpc
         self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max)
-        self._calls = calls = Calls(self._node, ear, self._workers)
+        self._calls = calls = Calls(self._node, ear, self._workers, self._access.keys)
         mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION)
         for service in (InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))
@@ -77,7 +81,11 @@ class Grpc:
     def _bound(self, address: str) -> str:
         host = address.rpartition(":")[0]
         try:
-            port = self._server.add_insecure_port(address)
+            secured = self._access.certificates.get("grpc")
+            if secured is not None:
+                port = self._server.add_secure_port(address, _credentials(secured[0]))
+            else:
+                port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             hint = "Stop what listens there, or choose another grpc.address; port 0 takes any free one."
             raise AddressInUse(f"cannot listen on grpc.address = {address!r}: {error}.", hint=hint) from None
@@ -111,6 +119,23 @@ class Grpc:
         if not self._draining.done():
             await self._server.stop(0)
         self._loop.stop()
+
+
+def _credentials(certificate: Certificate) -> Any:
+    """Those of the files as they are when a client comes: grpcio asks at each handshake, and takes None for no change."""
+    known = certificate.pem
+
+    def configuration(pem: Pem) -> Any:
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.client_ca or None)
+
+    def current() -> Any:
+        nonlocal known
+        if certificate.pem is known:
+            return None
+        known = certificate.pem
+        return configuration(known)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(known), current, bool(certificate.files.client_ca))
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, int]]:

@@ -6,6 +6,7 @@ ErrorInfo and, where another try makes sense, a RetryInfo), and `grpc-retry-push
 
 import asyncio
 import functools
+import hmac
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
+from clipper.frontend.api_keys import ApiKeys
 from clipper.frontend.messages import retry_after_s
 from clipper.frontend.node import Node
 from clipper.frontend.protocols import message, methods_of
@@ -26,6 +28,7 @@ _log = logging.getLogger(__name__)
 _TEXT_MAX = 1000  # of a client's 8 KiB of metadata
 _RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
 _STATUS, _RETRY, _INFO = (message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo"))
+_OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
 _KINDS: Final = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -36,8 +39,8 @@ _KINDS: Final = {
 class Calls:
     """Threads: the event loop's. `closing` is set once no further query is taken."""
 
-    def __init__(self, node: Node, ear: Ear, workers: Executor) -> None:
-        self.node = node
+    def __init__(self, node: Node, ear: Ear, workers: Executor, keys: ApiKeys | None = None) -> None:
+        self.node, self._keys = node, keys
         self.closing = asyncio.Event()
         self._ear, self._workers = ear, workers
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
@@ -56,6 +59,11 @@ class Calls:
             for future in futures:
                 future.cancel()
             raise
+
+    def manages(self, context: Any) -> bool:
+        """Whether a call shows the token of management."""
+        token = self.node.config.http.token
+        return bool(token) and hmac.compare_digest(_authorization(context), f"Bearer {token}".encode())
 
     async def work(self, run: Callable[[], Any]) -> Any:
         """What `run` returns, on a worker thread."""
@@ -80,11 +88,13 @@ class Calls:
         """What grpcio calls for `service` (and under other `names`). each: a coroutine by its method's name, (request, context)
         -> the response; of methods whose responses are a stream, an iterator."""
         found = {}
+        keys = None if service in _OPEN_TO_ALL else self._keys
         for method in methods_of(service):
             make = _KINDS[method.client_streaming, method.server_streaming]
             read = _reader(message(method.input_type.full_name), method.client_streaming)
+            handle = each[method.name] if keys is None else _checked(each[method.name], keys, method.server_streaming)
             found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
-                (_streaming if method.server_streaming else _calling)(each[method.name], read),
+                (_streaming if method.server_streaming else _calling)(handle, read),
                 response_serializer=message(method.output_type.full_name).SerializeToString,
             )
         return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
@@ -113,6 +123,23 @@ class Calls:
             while not under_way.empty():
                 if (left := under_way.get_nowait()) is not None:
                     left.cancel()
+
+
+def _authorization(context: Any) -> bytes:
+    return next((value.encode() for name, value in context.invocation_metadata() if name == "authorization"), b"")
+
+
+def _checked(handle: Any, keys: ApiKeys, is_stream: bool) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        keys.check(_authorization(context))
+        return await handle(request, context)
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        keys.check(_authorization(context))
+        async for reply in handle(request, context):
+            yield reply
+
+    return stream if is_stream else call
 
 
 def _settle(waiter: "asyncio.Future[None]", _: Future) -> None:

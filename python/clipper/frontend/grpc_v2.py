@@ -6,6 +6,7 @@ from typing import Any, Final
 from clipper.frontend import v2_rpc
 from clipper.frontend.grpc_calls import Calls, known, text_of
 from clipper.frontend.protocols import message
+from clipper.frontend.repository import Repository
 from clipper.frontend.v2_models import ModelsV2, Target, timeout_ms
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -21,7 +22,7 @@ class InferenceService:
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._node = calls, calls.node
-        self._models = ModelsV2(calls.node)
+        self._models, self._repository = ModelsV2(calls.node), Repository(calls.node)
         each = {
             "ServerLive": self.live, "ServerReady": self.ready, "ServerMetadata": self.server, "ModelReady": self.model_ready,
             "ModelMetadata": self.metadata, "ModelConfig": self.config, "ModelStatistics": self.statistics,
@@ -58,11 +59,13 @@ class InferenceService:
         return _response("RepositoryIndex")(models=await self._calls.work(lambda: self._models.index(request.ready)))
 
     async def load(self, request: Any, context: Any) -> Any:
-        await self._calls.work(lambda: self._models.load(request.model_name))
+        load = self._repository.load_named if self._calls.manages(context) else self._models.load
+        await self._calls.work(lambda: load(request.model_name))
         return _response("RepositoryModelLoad")()
 
     async def unload(self, request: Any, context: Any) -> Any:
-        self._models.unload(request.model_name)
+        unload = self._repository.unload_named if self._calls.manages(context) else self._models.unload
+        await self._calls.work(lambda: unload(request.model_name))
         return _response("RepositoryModelUnload")()
 
     # -- asking

@@ -6,7 +6,7 @@ import email.utils
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as WorkFuture
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,9 +17,11 @@ from clipper.clock import wall_time_us
 from clipper.errors import AddressInUse, ConfigError
 from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Outcome, Request
-from clipper.metrics import HttpCounts
+from clipper.frontend.tls_door import TlsDoor
+from clipper.metrics import HttpCounts, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.http import HttpSettings
+from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
 _WORKERS = 4
@@ -31,12 +33,13 @@ Handle = Callable[[Request], Outcome]
 class Listeners:
     """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
 
-    each: (key of [http] that holds the address, the address, what handles requests there).  counts: alike.
+    each: (key of [http] that holds the address, the address, what handles requests there).  counts: alike.  certificates: of
+    those that speak TLS, by that key, with where to count.
     """
 
     def __init__(
         self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear],
-        counts: Sequence[HttpCounts],
+        counts: Sequence[HttpCounts], certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._make_ear, self._counts = make_ear, counts
@@ -45,6 +48,8 @@ class Listeners:
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-http-work")
         self._services: list[Service] = []
+        self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
+        self._doors: list[TlsDoor] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._thread = threading.Thread(target=self._run, name="clipper-http", daemon=True)
         self._serving = threading.Event()
@@ -65,6 +70,8 @@ class Listeners:
         finally:
             self._serving.set()
             ear.close()
+            for door in self._doors:
+                door.close()
             for service in self._services:
                 for connection in tuple(service.connections):
                     connection.abort()
@@ -73,16 +80,22 @@ class Listeners:
             loop.close()
 
     async def _listen(self, ear: Ear) -> None:
-        for (listener, handle), counts in zip(self._sockets, self._counts, strict=True):
+        for (listener, handle), counts, certificate in zip(self._sockets, self._counts, self._certificates, strict=True):
             service = Service(self._settings, handle, ear, self._run_on_worker, counts)
             self._services.append(service)
-            server = await self._loop.create_server(_factory(service), sock=listener, backlog=self._settings.backlog)
+            factory = _factory(service)
+            if certificate is not None:
+                factory = door = TlsDoor(service, *certificate)
+                self._doors.append(door)
+            server = await self._loop.create_server(factory, sock=listener, backlog=self._settings.backlog)
             self._servers.append(server)
 
     def _look(self) -> None:
         now_s, date = self._loop.time(), email.utils.formatdate(wall_time_us() / 1e6, usegmt=True).encode()
         for service in self._services:
             service.look(now_s, date)
+        for door in self._doors:
+            door.look(now_s)
         each_s = min(_LOOK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
         self._loop.call_later(each_s, self._look)
 
@@ -112,6 +125,8 @@ class Listeners:
             server.close()
         for service in self._services:
             service.drain()
+        for door in self._doors:
+            door.close()
 
     def stop(self) -> None:
         """Send what can still be sent, and end. Every query has ended before."""
@@ -132,7 +147,7 @@ class Listeners:
             self._loop.stop()
 
 
-def _factory(service: Service) -> Callable[[], Connection]:
+def _factory(service: Service) -> Callable[[], asyncio.Protocol]:
     return lambda: Connection(service)
 
 

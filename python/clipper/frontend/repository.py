@@ -27,7 +27,11 @@ class Repository:
     def load(self, request: Request) -> Response:
         """Starts a container of the latest version where there is none, and answers once it is connected. DeployFailed when that
         takes longer than `server.load_s`."""
-        model = self._latest(request.params[0])
+        self.load_named(request.params[0])
+        return answer_json({})
+
+    def load_named(self, name: str) -> None:
+        model = self._latest(name)
         if not model.replicas:
             self._node.scale(model.id, 1)
         until = time.monotonic() + self._node.config.server.load_s
@@ -36,15 +40,17 @@ class Repository:
                 load_s = self._node.config.server.load_s
                 raise DeployFailed(f"no container of '{model.id}' connected within {load_s:g} s.", hint="See server.load_s.")
             time.sleep(_LOOK_S)
-        return answer_json({})
 
     def unload(self, request: Request) -> Response:
         """Stops the containers of every version; whoever links the model has its default from then on."""
-        name = self._latest(request.params[0]).name
+        self.unload_named(request.params[0])
+        return answer_json({})
+
+    def unload_named(self, name: str) -> None:
+        name = self._latest(name).name
         for model in self._node.catalog.view.versions.get(name, ()):
             if not model.retired_us:
                 self._node.scale(model.id, 0)
-        return answer_json({})
 
     def _latest(self, name: str) -> Model:
         view = self._node.catalog.view

@@ -99,12 +99,12 @@ class ModelsV2:
         """Whoever asks for what is there has it. Forbidden otherwise: containers cost memory, and that is for management."""
         target = self.target(name)
         if not self.is_ready(target):
-            hint = "Management does: POST /v2/repository/models/NAME/load where http.admin is."
+            hint = "Management does: POST /v2/repository/models/NAME/load where http.admin is, or gRPC with http.token."
             raise Forbidden(f"{name!r} has no container, and none is started for who asks queries.", hint=hint)
 
     def unload(self, name: str) -> None:
         self.target(name)
-        hint = "Management does: POST /v2/repository/models/NAME/unload where http.admin is."
+        hint = "Management does: POST /v2/repository/models/NAME/unload where http.admin is, or gRPC with http.token."
         raise Forbidden(f"{name!r} is not unloaded for who asks queries: others ask it too.", hint=hint)
 
     # -- about a model

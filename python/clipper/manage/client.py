@@ -1,19 +1,21 @@
 """A running server from elsewhere: the verbs of operations.py over its management address, with the same names and errors.
 
     server = clipper.connect()                       # the only server of this user on this host
-    server = clipper.connect("http://10.0.0.7:8081", token="...")
+    server = clipper.connect("https://10.0.0.7:8081", token="...", ca="ca.pem")
     server.deploy("svm", "svm.onnx")
     server.promote("svm:2")
 """
 
 import getpass
+import hashlib
 import math
 import os
 import socket
+import ssl
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -21,39 +23,63 @@ import numpy as np
 from clipper.deploy.artifact import artifact_of, is_data
 from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, PackagingError
 from clipper.manage.running import the_one
+from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, VersionedModel
 
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
+_CA, _CERT, _KEY = "CLIPPER_CA", "CLIPPER_CERT", "CLIPPER_KEY"
 
 
-def connect(url: str | None = None, token: str | None = None, *, timeout_s: float = 120.0, state: str = "") -> "Client":
+def connect(
+    url: str | None = None, token: str | None = None, *, ca: str | None = None, cert: tuple[str, str] | None = None,
+    timeout_s: float = 120.0, state: str = "",
+) -> "Client":  # fmt: skip
     """A client of the server that is managed at `url` (None: CLIPPER_URL; else the server of this user on this host, that of
     `state` if there are several). token: http.token of the server (None: CLIPPER_ADMIN_TOKEN). Nothing is sent yet.
 
-    Raises NoServer when there is none here, or it is not clear which; InvalidInput for a URL that cannot be.
+    Of https: ca: a PEM file of who signed the server's certificate (None: CLIPPER_CA, else whom this host trusts); cert: the
+    PEM files of one's own certificate and its key, for one that asks for it (None: CLIPPER_CERT, CLIPPER_KEY).
+    Raises NoServer when there is none here, or it is not clear which; InvalidInput for a URL that cannot be; ConfigError for a
+    file that is none.
     """
+    ca = os.environ.get(_CA, "") if ca is None else ca
+    cert = (os.environ.get(_CERT, ""), os.environ.get(_KEY, "")) if cert is None else cert
     url = url or os.environ.get(_URL)
     token = token if token is not None else os.environ.get(_TOKEN, "")
     if url:
-        return Client(url, token, timeout_s)
+        return Client(url, token, timeout_s, Trust(ca, *cert))
     found = the_one(state)
-    return Client(found.url, token or found.token, timeout_s)
+    return Client(found.url, token or found.token, timeout_s, Trust(ca, *cert, found.certificate))
+
+
+class Trust(NamedTuple):
+    """Of https. pinned: the PEM file of the one certificate to accept; empty: what `ca` or this host trusts, by the URL's name."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    pinned: str = ""
+
+
+_TRUST = Trust()
 
 
 class Client:
     """Threads: any, one request at a time a client. Each verb is that of `ClipperServer.manage`; a change returns
     `{"verb", "said", "dry_run", "changed": [{"key", "before", "after"}]}`, as one with dry_run=True would."""
 
-    def __init__(self, url: str, token: str = "", timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, token: str = "", timeout_s: float = 120.0, trust: Trust = _TRUST) -> None:
         split = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if split.scheme != "http" or not split.hostname:
-            raise InvalidInput(f"url={url!r} is no address of a server.", hint="Write http://HOST:PORT.")
+        if split.scheme not in ("http", "https") or not split.hostname:
+            raise InvalidInput(f"url={url!r} is no address of a server.", hint="Write http://HOST:PORT or https://HOST:PORT.")
+        self._trust = trust
+        self._tls = client_context(*trust[:3], pinned=bool(trust.pinned)) if split.scheme == "https" else None
         try:
-            self._port = split.port or 80
+            self._port = split.port or (443 if self._tls else 80)
         except ValueError:
             raise InvalidInput(f"url={url!r} has no port from 1 to 65535.", hint="Write http://HOST:PORT.") from None
-        self.url, self._host, self._timeout_s = f"http://{split.netloc}", split.hostname, timeout_s
+        self.url, self._host, self._timeout_s = f"{split.scheme}://{split.netloc}", split.hostname, timeout_s
         self._headers = {"Clipper-Actor": _actor()} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     # -- looking
@@ -206,14 +232,18 @@ class Client:
     def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         import http.client  # by those who ask: `import clipper` stays as quick as it was
 
-        line = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        line = self._line()
         try:
+            line.connect()
+            self._check_pinned(line)
             line.request(method, path, body, self._headers)
             response = line.getresponse()
             return response.status, response.read()
         except TimeoutError:
             hint = "It may be done all the same: see clipper history."
             raise NoServer(f"{self.url} has not answered within {self._timeout_s:g} s.", hint=hint) from None
+        except ssl.SSLError as error:
+            raise _untrusted(self.url, error) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", "") or str(error) or type(error).__name__
             hint = f"Start one with: clipper up --admin {self._host}:{self._port}   Or name another: --url, or CLIPPER_URL."
@@ -221,11 +251,38 @@ class Client:
         finally:
             line.close()
 
+    def _line(self) -> Any:
+        import http.client
+
+        if self._tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+
+    def _check_pinned(self, line: Any) -> None:
+        """Before anything is sent, the token above all."""
+        if self._tls is None or not self._trust.pinned:
+            return
+        try:
+            expected = fingerprint_of(Path(self._trust.pinned).read_text())
+        except (OSError, ValueError):
+            expected = ""
+        if hashlib.sha256(line.sock.getpeercert(True)).hexdigest() != expected:
+            raise NoServer(f"{self.url} shows another certificate than {self._trust.pinned}.", hint="Name it: --url, and --ca.")
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         """There is nothing to close: each request has its own connection."""
+
+
+def _untrusted(url: str, error: ssl.SSLError) -> NoServer:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "Name who signed it: --ca FILE, or CLIPPER_CA; and the server as its certificate does."
+        return NoServer(f"the certificate of {url} is not trusted: {error.verify_message}.", hint=hint)
+    why = (error.reason or str(error)).lower().replace("_", " ")
+    hint = "Is it http:// there? If it asks for a certificate: CLIPPER_CERT and CLIPPER_KEY."
+    return NoServer(f"no TLS with {url}: {why}.", hint=hint)
 
 
 def _actor() -> str:

@@ -19,13 +19,15 @@ _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CL
 
 
 class Running(msgspec.Struct, frozen=True):
-    """url: of management.  queries: of the applications, or empty.  state: its absolute folder, or a URL, or empty."""
+    """url: of management.  queries: of the applications, or empty.  state: its absolute folder, or a URL, or empty.
+    certificate: the PEM file of the one to expect at `url`, or empty."""
 
     url: str
     pid: int
     token: str = ""
     queries: str = ""
     state: str = ""
+    certificate: str = ""
 
 
 def announce(folder: Path, running: Running) -> None:

@@ -2,7 +2,7 @@
 
 from clipper.metrics.collect import Metrics
 from clipper.metrics.families import FAMILIES, Family
-from clipper.metrics.http_counts import HttpCounts
+from clipper.metrics.http_counts import HttpCounts, TlsCounts
 from clipper.metrics.samples import OTHER, Samples
 from clipper.metrics.text import CONTENT_TYPES, influx, openmetrics, prometheus
 
@@ -14,6 +14,7 @@ __all__ = [
     "HttpCounts",
     "Metrics",
     "Samples",
+    "TlsCounts",
     "influx",
     "openmetrics",
     "prometheus",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clipper.metrics import process
-from clipper.metrics.http_counts import HttpCounts
+from clipper.metrics.http_counts import HttpCounts, TlsCounts
 from clipper.metrics.samples import Cap, Labels, Samples
 
 _ALWAYS = frozenset(("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output"))
@@ -31,7 +31,7 @@ class Metrics:
 
     def __init__(
         self, version: str, stats: Callable[[], Stats], slos_s: Callable[[], Mapping[str, float]], shares: Callable[[], Shares],
-        names_max: int, http: Sequence[HttpCounts] = (),
+        names_max: int, http: Sequence[HttpCounts | TlsCounts] = (),
     ) -> None:  # fmt: skip
         self._version = version
         self._stats, self._slos_s, self._shares, self._http = stats, slos_s, shares, http

@@ -105,6 +105,12 @@ _TABLE: Final = (
     Family("clipper_http_requests_total", "counter", (*_HTTP, "code"), "Requests answered."),
     _latency("clipper_http_request_duration_seconds", _HTTP, "From a request read to its response handed to the kernel."),
     Family("clipper_http_connections", "gauge", ("listener",), "Clients connected."),
+    # TLS
+    Family(
+        "clipper_tls_handshakes_total", "counter", ("listener", "outcome"),
+        "Clients that came: `ok`, or why not (`failed`, `plain`, `slow`, `gone`, `full`).",
+    ),
+    Family("clipper_tls_certificate_ends_seconds", "gauge", ("listener",), "When the certificate ends, since the epoch."),
     # the process
     Family("clipper_build_info", "info", ("version", "python"), "What runs here: always 1."),
     Family("clipper_scrape_duration_seconds", "gauge", _NONE, "How long the collection before this one took."),

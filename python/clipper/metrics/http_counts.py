@@ -1,6 +1,7 @@
 """Requests by route and status, and how long they took: counted on the event loop's thread, read by any."""
 
 import time
+from collections import Counter
 
 from clipper.metrics.samples import OTHER, Samples
 from clipper_core.histogram import LatencyHistogram, Snapshot
@@ -16,6 +17,24 @@ class _Row:
     def __init__(self) -> None:
         self.by_code: dict[int, int] = {}
         self.durations = LatencyHistogram()
+
+
+class TlsCounts:
+    """Of the TLS of one listener. ends_s: when its certificate does. Threads: count from one; the rest any."""
+
+    def __init__(self, listener: str) -> None:
+        self.listener = listener
+        self.ends_s = 0
+        self._outcomes: Counter[str] = Counter({"ok": 0})
+
+    def count(self, outcome: str) -> None:
+        self._outcomes[outcome] += 1
+
+    def collect(self, into: Samples) -> None:
+        for outcome, count in self._outcomes.copy().items():
+            into.add("clipper_tls_handshakes_total", count, self.listener, outcome)
+        if self.ends_s:
+            into.add("clipper_tls_certificate_ends_seconds", self.ends_s, self.listener)
 
 
 class HttpCounts:

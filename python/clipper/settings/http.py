@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,16 @@ class HttpSettings(msgspec.Struct, frozen=True):
     address: Annotated[str, about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")] = ""
     admin: Annotated[str, about("where management comes in, alike; empty for none")] = ""
     token: Annotated[str, about("what `Authorization: Bearer` must say for management; needed off loopback")] = ""
+    tls_cert: Annotated[str, about("PEM file of the server's certificate and its chain; with it, HTTP and gRPC speak TLS")] = ""
+    tls_key: Annotated[str, about("PEM file of its private key, without a password")] = ""
+    tls_client_ca: Annotated[str, about("PEM file of who signs clients' certificates; with it, a client needs one")] = ""
+    admin_tls_cert: Annotated[str, about("alike, for management; empty: as above; `off`: without TLS")] = ""
+    admin_tls_key: Annotated[str, about("the key of `admin_tls_cert`")] = ""
+    admin_tls_client_ca: Annotated[str, about("alike; empty: as `tls_client_ca`; `off`: clients need none")] = ""
+    api_keys_file: Annotated[
+        str, about("file of who may ask, made by `clipper key`; HTTP and gRPC then need `Authorization: Bearer KEY`")
+    ] = ""
+    insecure: Annotated[bool, about("`clipper up` takes queries of other hosts without keys or clients' certificates")] = False
     metrics: Annotated[bool, about("`GET /metrics` where queries come in too, for everybody; management always has it")] = False
     metrics_names_max: Annotated[
         int, about("models, and applications, with series of their own; the rest share `_other`", "names", ge=1, le=10_000)
@@ -41,6 +51,60 @@ class HttpSettings(msgspec.Struct, frozen=True):
         return f"HttpSettings({', '.join(shown)})"
 
 
+class TlsFiles(NamedTuple):
+    """Of one listener. client_ca: who signs the certificates of clients; empty: they need none."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+
+
+def scheme_of(files: TlsFiles | None) -> str:
+    return "http" if files is None else "https"
+
+
+def query_tls(http: HttpSettings) -> TlsFiles | None:
+    """None: without TLS."""
+    return TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca) if http.tls_cert else None
+
+
+def own_or_shared(own: TlsFiles, shared: TlsFiles | None) -> TlsFiles | None:
+    """What a listener has that may share the files of queries: each is its own, or theirs when empty, or none when `off`."""
+    if own.cert == "off" or not (own.cert or shared):
+        return None
+    client_ca = own.client_ca or (shared.client_ca if shared else "")
+    client_ca = "" if client_ca == "off" else client_ca
+    if own.cert:
+        return TlsFiles(own.cert, own.key, client_ca)
+    assert shared is not None
+    return shared._replace(client_ca=client_ca)
+
+
+def admin_tls(http: HttpSettings) -> TlsFiles | None:
+    own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
+    return own_or_shared(own, query_tls(http))
+
+
+def tls_troubles(section: str, prefix: str, own: TlsFiles, shared: TlsFiles | None) -> Iterator[tuple[tuple[str, str], str]]:
+    """What is wrong with the settings of one listener: (section and key, why). Whether files are in order, the start shows."""
+    if own.cert == "off":
+        return
+    if own.cert and not own.key:
+        yield (section, f"{prefix}_cert"), f"it needs its key. Set {section}.{prefix}_key."
+    if own.key and not own.cert:
+        yield (section, f"{prefix}_key"), f"it needs its certificate. Set {section}.{prefix}_cert."
+    if own.client_ca not in ("", "off") and not own.cert and shared is None:
+        yield (section, f"{prefix}_client_ca"), f"clients show certificates over TLS only. Set {section}.{prefix}_cert."
+
+
+def open_to_all(http: HttpSettings, grpc: tuple[str, TlsFiles | None]) -> Iterator[tuple[str, str]]:
+    """Where other hosts may ask without saying who they are: (key, address). grpc: its address and TLS."""
+    each = (("http.address", http.address, query_tls(http)), ("grpc.address", *grpc))
+    for key, address, tls in each:
+        if address and not is_loopback(address.rpartition(":")[0]) and not (http.api_keys_file or (tls and tls.client_ca)):
+            yield key, address
+
+
 def is_loopback(host: str) -> bool:
     """A name or address that only this host can mean; `127.0.0.1.example.org` is not one."""
     try:
@@ -56,5 +120,8 @@ def listener_troubles(http: HttpSettings, grpc_address: str) -> Iterator[tuple[t
         host, _, port = address.rpartition(":")
         if address and not (host and port.isdecimal() and int(port) <= 65535):
             yield (section, key), "expected 'HOST:PORT', as '127.0.0.1:8080' or '127.0.0.1:0' (any free port)."
+    yield from tls_troubles("http", "tls", TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca), None)
+    own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
+    yield from tls_troubles("http", "admin_tls", own, query_tls(http))
     if http.admin and not http.token and not is_loopback(http.admin.rpartition(":")[0]):
         yield ("http", "admin"), "other hosts could manage this server. Set http.token."

@@ -1,0 +1,94 @@
+"""Who may ask, where `http.api_keys_file` says so: whoever shows one of its keys, or the token of management.
+
+A line of the file is `NAME sha256:HEX`, of the key as it is sent; the key itself is kept by nobody but its holder. A key is 32
+random bytes, so its plain hash gives nothing away, and finding the line by the hash tells a stranger who measures only what they
+have sent themselves.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from clipper.errors import ConfigError, NotAllowed
+
+_log = logging.getLogger(__name__)
+_MARK = "sha256:"
+_BEGIN = "ck_"
+_SCHEME = b"bearer "
+
+
+class ApiKeys:
+    """Threads: any. ConfigError for a file that cannot be read or has a line that is none."""
+
+    def __init__(self, path: str, token: str = "") -> None:
+        self._path, self._token = path, f"Bearer {token}".encode() if token else b""
+        self._seen = self._stamp()
+        self._names = _read(path)
+
+    def refresh(self) -> bool:
+        """Whether the file has changed and is in order; else what was known stays. It reads: not on an event loop."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            self._names = _read(self._path)
+        except ConfigError as error:
+            _log.warning("the keys that were read before stay: %s", error)
+            return False
+        _log.info("http.api_keys_file: %d keys from now on", len(self._names))
+        return True
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return ()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+    def check(self, authorization: bytes) -> str:
+        """The name of whose key it is; empty for the token of management. NotAllowed for what is neither."""
+        if self._token and hmac.compare_digest(authorization, self._token):
+            return ""
+        if authorization[: len(_SCHEME)].lower() == _SCHEME:
+            digest = hashlib.sha256(authorization[len(_SCHEME) :].strip()).digest()
+            found = self._names.get(digest[:8])
+            if found is not None and hmac.compare_digest(found[0], digest):
+                return found[1]
+        wrong = "the key is none that is known here" if authorization else "who asks must show a key"
+        raise NotAllowed(f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one.")
+
+
+def _read(path: str) -> dict[bytes, tuple[bytes, str]]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "") or "it is not UTF-8 text"
+        raise ConfigError(f"http.api_keys_file = {path!r} cannot be read: {why}.") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            name, mark = words
+            digest = bytes.fromhex(mark.removeprefix(_MARK))
+            if not mark.startswith(_MARK) or len(digest) != 32:
+                raise ValueError
+        except ValueError:
+            hint = "Add a key with: clipper key NAME --file FILE"
+            raise ConfigError(f"{path}:{number}: a line is `NAME sha256:HEX`.", hint=hint) from None
+        found[digest[:8]] = digest, name
+    return found
+
+
+def new_key() -> str:
+    return _BEGIN + secrets.token_urlsafe(32)
+
+
+def line_of(name: str, key: str) -> str:
+    """What stands for a key in the file."""
+    return f"{name} {_MARK}{hashlib.sha256(key.encode()).hexdigest()}"

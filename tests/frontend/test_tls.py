@@ -1,0 +1,353 @@
+"""TLS for queries, management and gRPC: who is let in, what a stranger is told, and certificates that change."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import clipper
+from clipper.errors import ConfigError, NoServer, NotAllowed
+from tests.frontend.certificates import Authority
+from tests.frontend.conftest import PATIENCE_S, QUICK, total, warm_workers
+
+ASKED = b'{"input": [1, 2, 3]}'
+
+
+class World(NamedTuple):
+    server: clipper.ClipperServer
+    authority: Authority
+    cert: str
+    key: str
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def world(authority: Authority) -> Iterator[World]:
+    cert, key = authority.sign("server")
+    http = {"address": "127.0.0.1:0", "admin": "127.0.0.1:0", "token": "secret", "tls_cert": cert, "tls_key": key}
+    with started(http | {"header_s": 0.3}) as server:
+        yield World(server, authority, cert, key)
+
+
+@contextlib.contextmanager
+def started(http: dict[str, Any], **more: Any) -> Iterator[clipper.ClipperServer]:
+    with clipper.start(http=http, **QUICK, **more) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=5000)
+        server._learning.states.start_writing()  # its thread stays
+        warm_workers(server)
+        yield server
+
+
+def trusting(ca: str, cert: tuple[str, str] | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca)
+    if cert:
+        context.load_cert_chain(*cert)
+    return context
+
+
+@contextlib.contextmanager
+def connected(address: str, context: ssl.SSLContext, name: str = "127.0.0.1") -> Iterator[ssl.SSLSocket]:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as line, context.wrap_socket(line, server_hostname=name) as tls:
+        yield tls
+
+
+def asked(line: Any, path: str = "/api/total/predict", body: bytes = ASKED, **headers: str) -> tuple[int, Any]:
+    """One request on an open connection."""
+    extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    line.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return response_of(line)
+
+
+def response_of(line: Any) -> tuple[int, Any]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = line.recv(65536)
+        assert more, data
+        data += more
+    head, _, rest = data.partition(b"\r\n\r\n")
+    size = next(int(each[15:]) for each in head.lower().split(b"\r\n") if each.startswith(b"content-length:"))
+    while len(rest) < size:
+        rest += line.recv(65536)
+    return int(head.split()[1]), json.loads(rest)
+
+
+def ended(line: Any) -> bool:
+    """Whether the server closes, or has closed."""
+    with contextlib.suppress(OSError):
+        while line.recv(65536):
+            pass
+    return True
+
+
+def metric(server: clipper.ClipperServer, name: str, *labels: str) -> float:
+    scrape: Any = server._frontends
+    counts = next(each for each in scrape._tls_counts.values() if each.listener == labels[0])
+    return float(counts.ends_s if name == "ends" else counts._outcomes[labels[1]])
+
+
+def await_that(holds: Any) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds() and time.monotonic() < until:
+        threading.Event().wait(0.005)
+    assert holds()
+
+
+# -- asking
+
+
+def test_queries_over_tls(world: World) -> None:
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        assert line.version() == "TLSv1.3"
+        for _ in range(3):
+            assert asked(line)[1]["output"] == 6
+        status, reply = asked(line, body=b'{"inputs": [' + b",".join([b"[1, 2, 3]"] * 1000) + b"]}")
+        assert (status, len(reply["predictions"])) == (200, 1000)
+
+
+def test_requests_in_a_row_and_in_pieces(world: World) -> None:
+    request = b"POST /api/total/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(ASKED), ASKED)
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        line.sendall(request * 20)
+        data = b""
+        while data.count(b'"output":6') < 20:
+            data += line.recv(65536)
+        for i in range(len(request)):
+            line.send(request[i : i + 1])
+        assert response_of(line)[1]["output"] == 6
+
+
+def test_a_large_body_both_ways(world: World) -> None:
+    rows = json.dumps({"inputs": [{"name": "input", "shape": [20_000, 3], "datatype": "FP64", "data": [1.0] * 60_000}]}).encode()
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        status, reply = asked(line, "/v2/models/total/infer", rows)
+        assert (status, reply["outputs"][0]["data"][:2], len(reply["outputs"][0]["data"])) == (200, [3, 3], 20_000)
+
+
+def test_alpn_and_versions(world: World) -> None:
+    offering = trusting(world.authority.ca)
+    offering.set_alpn_protocols(["h2", "http/1.1"])
+    offering.maximum_version = ssl.TLSVersion.TLSv1_2
+    with connected(world.server.http_address, offering) as line:
+        assert (line.selected_alpn_protocol(), line.version()) == ("http/1.1", "TLSv1.2")
+        assert asked(line)[0] == 200
+    service: Any = world.server._frontends
+    context = service._access.certificates["address"][0].context
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_close_is_heard(world: World) -> None:
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        assert asked(line, Connection="close")[0] == 200
+        assert line.recv(1) == b"", "no farewell"
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        line.sendall(b"nonsense\r\n\r\n")
+        assert response_of(line)[0] == 400
+        assert line.recv(1) == b""
+
+
+# -- strangers
+
+
+def test_plain_http_is_told_what_is_spoken(world: World) -> None:
+    before = metric(world.server, "handshakes", "query", "plain")
+    host, _, port = world.server.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+        status, reply = asked(line)
+        assert (status, reply["detail"]) == (400, "this address speaks TLS, and the request came without.")
+        assert "https://" in reply["hint"]
+        assert ended(line)
+    assert metric(world.server, "handshakes", "query", "plain") == before + 1
+
+
+def test_who_does_not_trust_it_sends_nothing(world: World, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    with pytest.raises(ssl.SSLCertVerificationError), connected(world.server.http_address, trusting(stranger.ca)):
+        pass
+    other_name = connected(world.server.http_address, trusting(world.authority.ca), "example.org")
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"), other_name:
+        pass
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        assert asked(line)[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"\x00"])
+def test_a_handshake_has_a_time(world: World, sent: bytes) -> None:
+    host, _, port = world.server.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+        line.sendall(sent)
+        began = time.monotonic()
+        assert ended(line)
+        assert time.monotonic() - began < PATIENCE_S
+
+
+def test_half_open_handshakes_are_connections(authority: Authority) -> None:
+    cert, key = authority.sign("small")
+    http = {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "connections_max": 4, "header_s": 60}
+    with started(http) as server, contextlib.ExitStack() as open:
+        host, _, port = server.http_address.rpartition(":")
+        service: Any = server._frontends
+        door = service._listeners._doors[0]
+        lines = [open.enter_context(socket.create_connection((host, int(port)), PATIENCE_S)) for _ in range(50)]
+        await_that(lambda: metric(server, "handshakes", "query", "full") == 46)
+        await_that(lambda: len(door.waiting) <= 4)
+        lines[0].close()
+        for line in lines:
+            line.close()
+        await_that(lambda: not door.waiting)
+        with connected(server.http_address, trusting(authority.ca)) as line:
+            assert asked(line)[0] == 200
+
+
+def test_a_client_that_leaves_at_any_time_leaves_nothing(world: World) -> None:
+    service: Any = world.server._frontends
+    listeners = service._listeners
+    host, _, port = world.server.http_address.rpartition(":")
+    for size in (0, 1, 5, 100, 300):
+        with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+            line.sendall((b"\x16\x03\x01\x01\x00" + b"\x01" * 400)[:size])
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        line.sendall(b"POST /api/total")
+        line.unwrap()
+    await_that(lambda: not any(door.waiting for door in listeners._doors))
+    await_that(lambda: not any(each.connections for each in listeners._services))
+
+
+def test_a_broken_record_ends_its_connection_only(world: World) -> None:
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        os.write(line.fileno(), b"\x17\x03\x03\x00\x20" + b"x" * 32)
+        assert ended(line)
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        assert asked(line)[0] == 200
+
+
+# -- clients with certificates
+
+
+def test_clients_show_certificates(authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.sign("mutual")
+    http = {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "tls_client_ca": authority.ca}
+    stranger = Authority(tmp_path, "stranger")
+    with started(http) as server:
+        with connected(server.http_address, trusting(authority.ca, authority.sign("ann"))) as line:
+            assert asked(line)[0] == 200
+        for shown in (None, stranger.sign("eve"), authority.sign("late", days=-1)):
+            line = connected(server.http_address, trusting(authority.ca, shown))
+            with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)), line as tls:
+                asked(tls)
+        assert metric(server, "handshakes", "query", "failed") == 3
+
+
+# -- management
+
+
+def test_connecting_by_https(world: World, tmp_path: Path) -> None:
+    url = f"https://{world.server.admin_address}"
+    with clipper.connect(url, "secret", ca=world.authority.ca) as client:
+        assert {row["name"] for row in client.models()} == {"sum"}
+    with pytest.raises(NotAllowed):
+        clipper.connect(url, "wrong", ca=world.authority.ca).models()
+    with pytest.raises(NoServer, match="is not trusted"):
+        clipper.connect(url, "secret", ca=Authority(tmp_path).ca).models()
+    with pytest.raises(clipper.ClipperError, match="speaks TLS"):
+        clipper.connect(url.replace("https", "http"), "secret").models()
+    with pytest.raises(ConfigError, match="holds no certificates"):
+        clipper.connect(url, ca=str(tmp_path / "nothing.pem"))
+
+
+def test_a_user_of_this_host_needs_no_ca(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server says in its private folder which certificate is its own."""
+    from clipper.manage import client as module
+
+    asked_for = world.server.admin_address
+    found = [one for one in module.the_one.__globals__["running"]() if one.url == f"https://{asked_for}"]
+    monkeypatch.setattr(module, "the_one", lambda state: found[0])
+    monkeypatch.delenv("CLIPPER_URL", raising=False)
+    assert clipper.connect().models()
+    another = found[0].__class__(found[0].url, 0, "secret", certificate=world.authority.ca)
+    monkeypatch.setattr(module, "the_one", lambda state: another)
+    with pytest.raises(NoServer, match="another certificate"):
+        clipper.connect().models()
+
+
+# -- files
+
+
+def test_a_new_certificate_is_taken_up(authority: Authority, tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "live.crt"), str(tmp_path / "live.key")
+    first, second = authority.sign("first", days=5), authority.sign("second", days=50)
+    shutil.copy(first[0], cert)
+    shutil.copy(first[1], key)
+    http = {"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key}
+    with started(http) as server, connected(server.http_address, trusting(authority.ca)) as old:
+        ends = metric(server, "ends", "query")
+        assert ends > time.time()
+        Path(cert).write_text("half a cert")
+        access: Any = server._frontends
+        access._access.look()
+        assert subject_of(server.http_address, authority) == "first", "what is not in order is not taken"
+        shutil.copy(second[1], key)
+        shutil.copy(second[0], cert)
+        await_that(lambda: subject_of(server.http_address, authority) == "second")
+        await_that(lambda: metric(server, "ends", "query") > ends)
+        assert asked(old)[0] == 200, "a connection that is open stays"
+
+
+def subject_of(address: str, authority: Authority) -> str:
+    with connected(address, trusting(authority.ca)) as line:
+        found: Any = line.getpeercert()
+        return str(found["subject"][0][0][1])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"tls_key": ""}, r"http\.tls_cert.*Set http\.tls_key"),
+        ({"tls_cert": ""}, r"http\.tls_key.*Set http\.tls_cert"),
+        ({"tls_cert": "/nothing"}, r"http\.tls_cert = '/nothing' cannot be read"),
+        ({"tls_key": "OTHER"}, "do not go together"),
+        ({"tls_client_ca": "KEY"}, r"http\.tls_client_ca = .* holds no certificates"),
+    ],
+)
+def test_files_that_are_not_in_order(authority: Authority, change: dict[str, str], why: str) -> None:
+    cert, key = authority.sign("one")
+    files = {"OTHER": authority.sign("other")[1], "KEY": key}
+    http = {"tls_cert": cert, "tls_key": key} | {name: files.get(value, value) for name, value in change.items()}
+    with pytest.raises(ConfigError, match=why):
+        clipper.start(http={"address": "127.0.0.1:0"} | http)
+
+
+def test_an_encrypted_key_asks_nobody(authority: Authority, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    cert, key = authority.sign("locked")
+    loaded = serialization.load_pem_private_key(Path(key).read_bytes(), None)
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    Path(key).write_bytes(loaded.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"x")))
+    with pytest.raises(ConfigError, match="is encrypted"):
+        clipper.start(http={"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key})
+
+
+def test_no_handshake_outlives_the_server(authority: Authority) -> None:
+    cert, key = authority.sign("brief")
+    with started({"address": "127.0.0.1:0", "tls_cert": cert, "tls_key": key, "header_s": 60}) as server:
+        host, _, port = server.http_address.rpartition(":")
+        line = socket.create_connection((host, int(port)), PATIENCE_S)
+        service: Any = server._frontends
+        await_that(lambda: len(service._listeners._doors[0].waiting) == 1)
+    assert ended(line)
+    line.close()
