@@ -16,6 +16,7 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, NoServer, NotAllowed
+from clipper.frontend.messages import Streamed
 from tests.frontend.certificates import Authority
 from tests.frontend.conftest import PATIENCE_S, QUICK, total, warm_workers
 
@@ -136,6 +137,25 @@ def test_a_large_body_both_ways(world: World) -> None:
     with connected(world.server.http_address, trusting(world.authority.ca)) as line:
         status, reply = asked(line, "/v2/models/total/infer", rows)
         assert (status, reply["outputs"][0]["data"][:2], len(reply["outputs"][0]["data"])) == (200, [3, 3], 20_000)
+
+
+def test_a_response_that_is_written_bit_by_bit(world: World) -> None:
+    def begin(body: Any) -> None:
+        for _ in range(3):
+            body.write(b"x" * 100_000)
+        body.end()
+
+    frontends: Any = world.server._frontends
+    frontends.routes.add("GET", "/bits", lambda request: Streamed(begin, b"text/plain"))
+    with connected(world.server.http_address, trusting(world.authority.ca)) as line:
+        line.sendall(b"GET /bits HTTP/1.1\r\nHost: x\r\n\r\n")
+        data = b""
+        while not data.endswith(b"\r\n0\r\n\r\n"):
+            more = line.recv(65536)
+            assert more, data[:1000]
+            data += more
+        assert data.count(b"x") >= 300_000
+        assert asked(line)[0] == 200
 
 
 def test_alpn_and_versions(world: World) -> None:

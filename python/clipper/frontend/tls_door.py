@@ -195,6 +195,9 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
+    def get_write_buffer_size(self) -> int:
+        return self._wire.get_write_buffer_size()
+
     def pause_reading(self) -> None:
         self._wire.pause_reading()
 

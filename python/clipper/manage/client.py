@@ -54,7 +54,7 @@ def connect(
 
 
 class Trust(NamedTuple):
-    """Of https. pinned: the PEM file of the one certificate to accept; empty: what `ca` or this host trusts, by the URL's name."""
+    """Of https. pinned: the PEM file of the one certificate to accept; empty: what `ca` or this host trusts, by the name."""
 
     ca: str = ""
     cert: str = ""
