@@ -11,8 +11,11 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from typing import Any
 
+EXIT_UNHEALTHY = 1
 EXIT_USAGE = 2
 EXIT_LOAD_FAILED = 3
 EXIT_REFUSED = 4
@@ -74,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--token-env", metavar="NAME", help="environment variable that holds the server's token (CLIPPER_TOKEN)"
     )
+    serve.add_argument("--token-file", metavar="PATH", help="file that holds the server's token")
+    serve.add_argument("--alive-file", metavar="PATH", help="touch this file with every heartbeat, for `healthy`")
     serve.add_argument("--threads", type=int, metavar="N", help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)")
     serve.add_argument(
         "--retry-singly",
@@ -104,6 +109,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="die when the thread that started this process ends; with PID, at once unless that is the parent",
     )
+    _add_looks(verbs)
+    return top
+
+
+def _add_looks(verbs: Any) -> None:
+    """The verbs that serve nothing."""
     check = verbs.add_parser(
         "check",
         help="is this a model? one line of JSON",
@@ -113,7 +124,15 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("target", metavar="TARGET", help="an .onnx, .skops or .packed file")
     check.add_argument("--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve")
     check.set_defaults(threads=1)
-    return top
+    healthy = verbs.add_parser(
+        "healthy",
+        help="is the container that touches this file connected?",
+        description="Exit code 0 when a container with --alive-file PATH was connected to its server in the last seconds, else "
+        "1: for HEALTHCHECK and the probes of Kubernetes.",
+    )
+    healthy.add_argument("path", metavar="PATH")
+    healthy.add_argument("--within", type=float, default=30.0, metavar="S", help="so many seconds (30)")
+    healthy.set_defaults(threads=1, die_with_parent=None)
 
 
 def limit_threads(threads: int | None) -> None:
@@ -137,10 +156,32 @@ def die_with_parent(pid: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = parser().parse_args(argv)
+    if arguments.verb == "healthy":
+        return _healthy(arguments.path, arguments.within)
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
     limit_threads(arguments.threads)
     return _check(arguments) if arguments.verb == "check" else _serve(arguments)
+
+
+def _healthy(path: str, within_s: float) -> int:
+    try:
+        since_s = time.clock_gettime(time.CLOCK_REALTIME) - os.stat(path).st_mtime
+    except FileNotFoundError:
+        print(f"{path} is not there: this container has not been connected yet", file=sys.stderr)
+        return EXIT_UNHEALTHY
+    if since_s > within_s:
+        print(f"not connected for {since_s:.0f} s", file=sys.stderr)
+    return EXIT_UNHEALTHY if since_s > within_s else 0
+
+
+def _token(path: str | None, env: str | None) -> str:
+    """Raises: OSError for a file that cannot be read."""
+    told = os.environ.pop(env or "CLIPPER_TOKEN", "")
+    if path is None:
+        return told
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -165,7 +206,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"clipper-container: {error}", file=sys.stderr)
         return EXIT_USAGE
-    token = os.environ.pop(arguments.token_env or "CLIPPER_TOKEN", "")
+    try:
+        token = _token(arguments.token_file, arguments.token_env)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"clipper-container: cannot read the token from {arguments.token_file}: {error}", file=sys.stderr)
+        return EXIT_USAGE
     try:
         model = as_model(
             load_target(arguments.target, arguments.sha256, arguments.code), confidence=not arguments.no_confidence
@@ -196,7 +241,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     stop = StopSwitch()
     stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))
     try:
-        serve(model, arguments.connect, options, stop)
+        serve(model, arguments.connect, options, stop, arguments.alive_file or "")
     except Refused as refused:
         print(f"model '{arguments.name}' was refused by {arguments.connect}: {refused}", file=sys.stderr, flush=True)
         return EXIT_REFUSED

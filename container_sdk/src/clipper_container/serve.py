@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -110,20 +111,21 @@ class Welcome:
         return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
 
 
-def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None) -> None:
+def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None, alive: str = "") -> None:
     """Answer batches until the server says GOODBYE or `stop` is requested. The model is loaded already.
 
-    address: `unix:/path` or `tcp:host:port`.
+    address: `unix:/path` or `tcp:host:port`.  alive: a file to touch with every heartbeat while connected.
     Raises: Refused; ValueError for an address of another kind.
     """
     stop = stop or StopSwitch()
     evaluator = Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
     backoff, say = Backoff(), _Announcer(options.name)
+    signs = (lambda: _touch(alive)) if alive else _nothing
     sharing = address.startswith("unix:") and can_share()
     try:
         while True:
             try:
-                _serve_once(evaluator, address, options, stop, (backoff.reset, say.reset), sharing)
+                _serve_once(evaluator, address, options, stop, (backoff.reset, say.reset, signs), sharing)
                 return
             except CannotShare as error:
                 sharing = False
@@ -174,9 +176,18 @@ def _serve_once(
             connection.set_silence(float("inf"))  # version 1 has no heartbeats
             _Version1(connection, evaluator, welcome).run()
         connection.set_silence(SILENCE_HEARTBEATS * welcome.heartbeat_s)
-        _Version2(connection, evaluator, welcome, sharing and welcome.shared).run()
+        _Version2(connection, evaluator, welcome, sharing and welcome.shared).run(welcomed[-1])
     finally:
         connection.close()
+
+
+def _touch(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "ab"):
+        os.utime(path)
+
+
+def _nothing() -> None:
+    return
 
 
 def _read_welcome(connection: Connection) -> Welcome:
@@ -199,10 +210,17 @@ class _Version2:
         self._regions = Regions(welcome.payload_bytes_max) if shared else None
         self._lessons = Lessons(evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s)
 
-    def run(self) -> None:
-        """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame."""
+    def run(self, signs: Callable[[], None] = _nothing) -> None:
+        """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame.
+
+        signs: called as often as a heartbeat is due.
+        """
         connection = self._connection
-        news = self._lessons.news if self._welcome.accuracy else None
+
+        def news() -> Any:
+            signs()
+            return self._lessons.news() if self._welcome.accuracy else None
+
         heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)), news)
         try:
             while self._one():

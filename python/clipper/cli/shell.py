@@ -12,6 +12,7 @@ from clipper.cli.key import key
 from clipper.cli.looking import history, logs, models, stats
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.querying import feedback, predict
+from clipper.cli.shipping import dockerfile
 from clipper.cli.up import up
 from clipper.cli.verbs import Verbs
 from clipper.errors import ClipperError
@@ -121,3 +122,5 @@ for _verb in (
     logs, history, stats, predict, feedback, key,
 ):  # fmt: skip
     main.add_command(_verb)
+for _verb in (dockerfile,):
+    export.add_command(_verb)

@@ -1,4 +1,4 @@
-"""The seam between a server and whatever runs its containers: local processes now, Docker and Kubernetes later."""
+"""The seam between a server and whatever runs its containers: processes of this host, Docker, podman."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
+
+from clipper.deploy.needs import Needs
+from clipper.types import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,8 @@ class ContainerSpec:
     threads: for BLAS and OpenMP, in each process. batch_max: 0 for no limit of the model's own.
     python: the interpreter of the model's environment; clipper-container must be installed there.
     code: directories for the container's sys.path. env: added to the environment.
+    deployer: "process", "docker" or "podman"; the rest is for the last two: memory_mib, cpus (0: no limit), gpus ("all", a
+    number, or ids as "0,2"), needs: what goes into its image.
     """
 
     name: str
@@ -39,6 +44,44 @@ class ContainerSpec:
     python: str = sys.executable
     code: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    deployer: str = "process"
+    memory_mib: int = 0
+    cpus: float = 0.0
+    gpus: str = ""
+    needs: Needs | None = None
+
+
+def options(spec: ContainerSpec) -> list[str]:
+    """What a container is told of its model, wherever it runs: words of `clipper_container serve`."""
+    words = ["--name", spec.name, "--version", str(spec.version)]
+    for option, value in (("--input", spec.input), ("--output", spec.output), ("--sha256", spec.sha256)):
+        words += [option, value] if value and value != "any" else []  # what it declares itself, then
+    for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
+        words += [option, str(number)] if number else []
+    words += ["--protocol", "1"] if spec.protocol == 1 else []
+    flags = {
+        "--retry-singly": spec.retry_singly,
+        "--row-by-row": spec.row_by_row,
+        "--no-confidence": not spec.confidence,
+    }
+    return [*words, *(flag for flag, wanted in flags.items() if wanted)]
+
+
+def spec_of(model: Model, **where: Any) -> ContainerSpec:
+    """The part of a spec that a model's record says; where: the rest, as `connect`, `token`, `threads`."""
+    return ContainerSpec(
+        name=model.name,
+        version=model.version,
+        target=model.target,
+        sha256=model.sha256,
+        input=str(model.input),
+        output=model.output,
+        retry_singly=model.retry_singly,
+        row_by_row=model.row_by_row,
+        pad=model.batching.size_max if model.batching.pad else 0,
+        code=model.code,
+        **{"connect": "", **where},
+    )
 
 
 class ReplicaState(StrEnum):

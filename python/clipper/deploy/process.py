@@ -28,6 +28,7 @@ from clipper.deploy.deployer import (
     ReplicaEvent,
     ReplicaState,
     ReplicaStatus,
+    options,
 )
 
 LOG_LINES_MAX = 200
@@ -94,19 +95,8 @@ class _Replica:
 def command(spec: ContainerSpec, replica: int) -> Sequence[str]:
     """The command line of a container. It holds no secret."""
     words = [spec.python, "-X", "faulthandler", "-m", "clipper_container", "serve", spec.target]
-    words += ["--connect", spec.connect, "--name", spec.name, "--version", str(spec.version), "--replica", str(replica)]
+    words += [*options(spec), "--connect", spec.connect, "--replica", str(replica)]
     words += ["--threads", str(spec.threads), "--token-env", TOKEN_ENV, "--die-with-parent", str(os.getpid())]
-    for option, value in (("--input", spec.input), ("--output", spec.output), ("--sha256", spec.sha256)):
-        words += [option, value] if value and value != "any" else []  # what it declares itself, then
-    for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
-        words += [option, str(number)] if number else []
-    words += ["--protocol", "1"] if spec.protocol == 1 else []
-    flags = {
-        "--retry-singly": spec.retry_singly,
-        "--row-by-row": spec.row_by_row,
-        "--no-confidence": not spec.confidence,
-    }
-    words += [flag for flag, wanted in flags.items() if wanted]
     for directory in spec.code:
         words += ["--code", directory]
     return words

@@ -1,0 +1,171 @@
+"""The image of a model: a Dockerfile that a person can read, and the folder it is built from.
+
+What goes in is what the model is, and nothing of this host: the packed file (or the code beside a "module:attribute"), the pinned
+packages it needs, the container SDK as it is here. No secret does: the token is a file that is mounted when a container
+runs. The same model gives the same bytes, so the name of the image, which ends in their hash, says whether it was built before.
+
+Only what builders of every age know is used: no BuildKit, and no network but for the base image and pip.
+"""
+
+import fnmatch
+import hashlib
+import io
+import json
+import os
+import platform
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clipper.deploy import sdk
+from clipper.deploy.deployer import ContainerSpec, options
+from clipper.deploy.needs import Needs, python_here
+from clipper.deploy.pins import pinned
+from clipper.errors import PackagingError
+from clipper.types import VERSION
+
+TOKEN_FILE: Final = "/run/secrets/clipper_token"
+ALIVE_FILE: Final = "/tmp/clipper.alive"
+USER: Final = 10001
+BASE: Final = "python:{python}-slim-bookworm"
+CONTEXT_BYTES_MAX: Final = 2 << 30
+_LEFT_OUT: Final = ("__pycache__", "node_modules", "*.pyc", "*.pem", "*.key", "*.env", "id_rsa*", "id_ed25519*", "*.egg-info")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """name: with its tag, `clipper/svm:3-0a1b2c3d4e5f`.  files: the build context, by path; the Dockerfile is one of them."""
+
+    name: str
+    files: Mapping[str, bytes]
+
+    @property
+    def dockerfile(self) -> str:
+        return self.files["Dockerfile"].decode()
+
+    def context(self) -> bytes:
+        """The files as a tar, the same bytes for the same files."""
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(self.files):
+                about = tarfile.TarInfo(path)
+                about.size, about.mode = len(self.files[path]), 0o644
+                tar.addfile(about, io.BytesIO(self.files[path]))
+        return out.getvalue()
+
+    def write(self, folder: Path) -> None:
+        """The files into a folder, for a builder of one's own."""
+        for path, content in self.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+
+def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
+    """The image of a model. base: a Python image, `{python}` in it stands for the version that the model needs.
+
+    Raises: PackagingError: a file that is gone, too much beside a model.
+    """
+    files = {f"sdk/{sdk.WHEEL}": sdk.wheel()}
+    target, folders = _model(spec, needs, files)
+    files["requirements.txt"] = "".join(f"{line}\n" for line in pinned(needs)).encode()
+    content = hashlib.sha256(b"".join(_framed(path, files[path]) for path in sorted(files))).hexdigest()
+    text = _dockerfile(spec, (base or BASE).format(python=_version(needs)), target, folders, content)
+    files["Dockerfile"] = text.encode()
+    whole = hashlib.sha256((text + content).encode()).hexdigest()
+    return Image(f"clipper/{spec.name}:{spec.version}-{whole[:12]}", files)
+
+
+def _version(needs: Needs) -> str:
+    """Of Python: to the last digit when it is the one that runs here."""
+    other = needs.python and "/" not in needs.python and needs.python != python_here()
+    return needs.python if other else platform.python_version()
+
+
+def _framed(path: str, content: bytes) -> bytes:
+    return f"{path}\0{len(content)}\0".encode() + content
+
+
+# -- what goes in
+
+
+def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[str, list[str]]:
+    """Puts the model among the files; -> the target and the folders of code as they are in the image."""
+    model, budget, folders = f"{spec.name}:{spec.version}", CONTEXT_BYTES_MAX, []
+    for number, folder in enumerate(needs.code):
+        for name, content in _folder(Path(folder), model, budget):
+            files[f"code/{number}/{name}"] = content
+            budget -= len(content)
+        folders.append(f"/code/{number}")
+    if not needs.is_file:
+        return needs.target, folders
+    path = Path(needs.target)
+    try:
+        files[f"model/{path.name}"] = path.read_bytes()
+    except OSError as error:
+        hint = "Deploy the model again."
+        raise PackagingError(f"model '{model}': cannot read {path}: {error.strerror}.", hint=hint) from None
+    return f"/model/{path.name}", folders
+
+
+def _folder(root: Path, model: str, budget: int) -> Iterator[tuple[str, bytes]]:
+    """What lies in a folder, but hidden files, environments, caches, and what looks like a key."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if _goes_in(name) and not Path(folder, name, "pyvenv.cfg").exists())
+        for name in sorted(filter(_goes_in, names)):
+            path = Path(folder, name)
+            if not path.is_file():
+                continue
+            budget -= path.stat().st_size
+            if budget < 0:
+                hint = "Put what the model imports into a folder of its own: code=[...], clipper deploy --code FOLDER."
+                raise PackagingError(f"model '{model}': {root} holds more than {CONTEXT_BYTES_MAX >> 20} MiB.", hint=hint)
+            yield path.relative_to(root).as_posix(), path.read_bytes()
+
+
+def _goes_in(name: str) -> bool:
+    return not name.startswith(".") and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _LEFT_OUT)
+
+
+# -- the text
+
+
+def _dockerfile(spec: ContainerSpec, base: str, target: str, folders: list[str], content: str) -> str:
+    words = ["python", "-X", "faulthandler", "-m", "clipper_container", "serve", target, *options(spec)]
+    words += [word for folder in folders for word in ("--code", folder)]
+    words += ["--token-file", TOKEN_FILE, "--alive-file", ALIVE_FILE]
+    probe = ["python", "-m", "clipper_container", "healthy", ALIVE_FILE]
+    labels = {
+        "org.opencontainers.image.title": f"clipper model {spec.name}",
+        "org.opencontainers.image.version": str(spec.version),
+        "clipper.model": f"{spec.name}:{spec.version}",
+        "clipper.content": f"sha256:{content}",
+        "clipper.sdk": VERSION,
+    }
+    copies = ["COPY model /model"] if target.startswith("/model/") else []
+    copies += ["COPY code /code"] if folders else []
+    parts = [
+        f"# Model {spec.name}:{spec.version} as a container that dials in at a clipper server. Written by clipper; build it with",
+        f"#   docker build -t {spec.name}:{spec.version} .",
+        "# and run it with --connect tcp:HOST:PORT, the token of the server mounted at",
+        f"# {TOKEN_FILE}.",
+        f"ARG BASE={base}",
+        "",
+        "FROM ${BASE} AS packages",
+        "COPY requirements.txt sdk/ /tmp/packages/",
+        "RUN python -m venv /opt/model \\",
+        " && /opt/model/bin/python -m pip install --no-cache-dir --disable-pip-version-check \\",
+        "    -r /tmp/packages/requirements.txt /tmp/packages/*.whl",
+        "",
+        "FROM ${BASE}",
+        "LABEL " + " \\\n      ".join(f"{key}={json.dumps(value)}" for key, value in labels.items()),
+        "ENV PATH=/opt/model/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1",
+        "COPY --from=packages /opt/model /opt/model",
+        *copies,
+        f"USER {USER}:{USER}",
+        "WORKDIR /tmp",
+        f"HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(probe)}",
+        f"ENTRYPOINT {json.dumps(words)}",
+    ]
+    return "\n".join(parts) + "\n"

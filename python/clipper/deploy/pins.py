@@ -1,0 +1,76 @@
+"""Lines for pip with everything that comes along pinned too, at the versions that are installed here.
+
+What a package needs and is not installed here was not needed here either: markers of other systems and extras need no reading.
+"""
+
+import ast
+import importlib.metadata
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from clipper.deploy.needs import Needs, packages_of, version_of
+
+_SDK: Final = ("numpy", "lz4", "msgpack")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^;\s]+)")
+
+
+def pinned(needs: Needs) -> tuple[str, ...]:
+    """What a model needs beside clipper-container, and what that needs, as NAME==VERSION, sorted; what it asked for by lines
+    of its own stays as it was asked for."""
+    lines = needs.pip()
+    if not needs.requirements:
+        lines = tuple(f"{line}=={version}" if (version := version_of(line)) else line for line in lines)
+    if needs.kind == "module" and not needs.requirements:
+        found = packages_of([module for folder in needs.code for module in imported(Path(folder))])
+        lines = (*lines, *(f"{name}=={version}" for name, version in found.items()))
+    named = {_plain(match[0]) for line in lines if (match := _NAME.match(line))}
+    here = (match[1] for line in lines if (match := _PINNED.fullmatch(line)) and _is_here(match[1], match[2]))
+    along = _closed([*here, *_SDK])
+    return tuple(sorted({*lines, *(f"{name}=={version}" for name, version in along if name not in named)}))
+
+
+def imported(folder: Path) -> Iterator[str]:
+    """The top-level modules that the Python files of a folder import."""
+    for path in sorted(folder.rglob("*.py")):
+        if any(part.startswith(".") or part in ("site-packages", "node_modules") for part in path.relative_to(folder).parts):
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def _is_here(name: str, version: str) -> bool:
+    try:
+        return importlib.metadata.version(name).partition("+")[0] == version
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _closed(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """These and all that they need, as installed here."""
+    todo, seen = [_plain(name) for name in names], set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        yield name, found.version.partition("+")[0]
+        needs = (line for line in found.requires or () if not re.search(r"\bextra\s*==", line))
+        todo += [_plain(match[0]) for line in needs if (match := _NAME.match(line))]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
