@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
+from clipper.deploy.environments import lines_of
 from clipper.errors import (
     InvalidInput,
     ShuttingDown,
@@ -19,6 +20,7 @@ from clipper.errors import (
 )
 from clipper.frontend.streaming import Streaming
 from clipper.json_log import JsonLog
+from clipper.manage.building import Stage
 from clipper.manage.declared import application_settings, model_settings
 from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.moving import Place
@@ -204,6 +206,8 @@ class ClipperServer(Streaming):
         retry_singly: bool = False,
         row_by_row: bool = False,
         code: Sequence[str] = (),
+        requirements: str | os.PathLike[str] | Sequence[str] = (),
+        python: str = "",
         wait: bool = True,
         promote: bool = True,
     ) -> CoreModel:
@@ -216,7 +220,8 @@ class ClipperServer(Streaming):
         `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far that was wrong.
         finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. code: folders
         or files the model imports. wait: until every replica is connected; the version becomes the latest only then.
-        promote: or not at all, until `manage.promote` says so.
+        promote: or not at all, until `manage.promote` says so.  requirements: "requirements.txt", or lines for pip such as
+        "scikit-learn==1.5.2": it runs in an environment of its own with these, built once; python: of that, "3.12" or a path.
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
         """
         self._check_open()
@@ -231,6 +236,8 @@ class ClipperServer(Streaming):
             "finite": finite,
             "retry_singly": retry_singly,
             "row_by_row": row_by_row,
+            "requirements": lines_of(requirements),
+            "python": python,
         }
         return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core
 
@@ -246,6 +253,11 @@ class ClipperServer(Streaming):
     def retire(self, name: str | VersionedModel, *, force: bool = False) -> None:
         """Take a version out of service for good. StillLinked while an application needs it, unless by `force`."""
         self._deployment.retire(name, force=force)
+
+    def stages(self, name: str) -> dict[VersionedModel, Stage]:
+        """How far each version of a model is that was deployed or started here: packing, building environment, starting,
+        loading, warm; or failed."""
+        return self._deployment.stages(name)
 
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]:
         """The last lines a container wrote."""

@@ -14,8 +14,8 @@ class StateDir:
     """`state` names a folder, `sqlite:FILE` (then its folder), or none (memory, a URL); `folder` goes before it. With neither
     all is temporary.
 
-    folder: None when all is temporary.  models: where packed models are kept.  run: a fresh private folder for sockets,
-    removed at the end.
+    folder: None when all is temporary.  models: where packed models are kept.  environments: those of models.  run: a fresh
+    private folder for sockets, removed at the end.
     """
 
     def __init__(self, state: str, folder: str = "") -> None:
@@ -32,6 +32,7 @@ class StateDir:
             self.close()
             raise
         self.models = (place or self.run) / "models"
+        self.environments = (place or self.run) / "environments"
 
     def close(self) -> None:
         shutil.rmtree(self.run, ignore_errors=True)

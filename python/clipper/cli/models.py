@@ -1,12 +1,18 @@
 """Verbs that change the models of a server that runs, each that of `clipper.connect`."""
 
+import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from clipper.cli.asking import Asking, bounds, dry, talks
+from clipper.errors import ClipperError
+
+_TELL_S = 0.5
 
 
 @click.command(short_help="Start a model, or a new version of one.")
@@ -17,6 +23,8 @@ from clipper.cli.asking import Asking, bounds, dry, talks
 @click.option("--input", metavar="TYPE", default="", help="Of one row, as f64[64] or str.  [as the model says]")
 @click.option("--batching", metavar="MODE", help="aimd, fit, quantile or static.  [the server's]")
 @click.option("--code", metavar="DIR", multiple=True, help="A folder that the model imports from; several times if need be.")
+@click.option("--requirements", metavar="FILE", help="For pip: it runs in an environment of its own, with these.")
+@click.option("--python", metavar="VERSION", default="", help="Of that environment, as 3.12.  [the server's]")
 @click.option("--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for.")
 @click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
@@ -24,7 +32,8 @@ from clipper.cli.asking import Asking, bounds, dry, talks
 @talks
 def deploy(
     ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, batching: str | None,
-    code: tuple[str, ...], trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
+    code: tuple[str, ...], requirements: str | None, python: str, trust: tuple[str, ...], behind: bool, no_wait: bool,
+    dry_run: bool,
 ) -> None:  # fmt: skip
     """Serve TARGET as NAME: module:attribute on the server's host, or an .onnx or .skops file of this one.
 
@@ -40,11 +49,38 @@ def deploy(
     settings |= {"input": input} if input else {}
     settings |= {"batching": batching} if batching else {}
     settings |= {"trusted": trust} if trust else {}
+    settings |= {"requirements": requirements} if requirements else {}
+    settings |= {"python": python} if python else {}
     places = [str(Path(place).absolute()) for place in code] or _home_of(target)
     settings |= {"code": places} if places else {}
-    if sys.stderr.isatty() and not dry_run and not no_wait:
-        click.echo(f"deploying {name}: waiting for its containers", err=True)
-    ask.show_change(ask.server.deploy(name, target, dry_run=dry_run, **settings))
+    with _telling(ask, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext():
+        change = ask.server.deploy(name, target, dry_run=dry_run, **settings)
+    ask.show_change(change)
+
+
+@contextlib.contextmanager
+def _telling(ask: Asking, name: str) -> Iterator[None]:
+    """Meanwhile says on stderr how far the deployment is: packing, building environment, starting, loading, warm."""
+    over = threading.Event()
+    teller = threading.Thread(target=_tell, args=(ask.server, name, over), name="clipper-teller", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+
+
+def _tell(server: Any, name: str, over: threading.Event) -> None:
+    said = ""
+    while not over.wait(_TELL_S):
+        with contextlib.suppress(ClipperError):
+            stages = server.stages(name)
+            latest = stages[-1] if stages else {"stage": "", "detail": ""}
+            text = " ".join(word for word in (latest["stage"], latest["detail"][:100]) if word)
+            if text and text != said:
+                said = text
+                click.echo(f"deploying {name}: {text}", err=True)
 
 
 def _home_of(target: str) -> list[str]:

@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import io
 import json
+import logging
 import os
 import re
 import site
@@ -34,10 +35,16 @@ from clipper.errors import PackagingError
 from clipper_container import Model
 from clipper_container.adapters.function import MAGIC
 
+_log = logging.getLogger(__name__)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
 _SEARCH_DEPTH_MAX = 6
+_SAFER = {  # by kind
+    "estimator": "Save it as .skops (skops.io.dump) or .onnx (skl2onnx.to_onnx), and deploy that file.",
+    "torch": "Save it by torch.export.save as .pt2, or as .onnx, and deploy that file.",
+    "": "Deploy 'module:attribute' of code that is installed where it runs.",
+}
 _Place = tuple[str, str, str]  # variable, where it is, type of what is in it
 
 
@@ -57,12 +64,15 @@ class Package:
     code: tuple[str, ...] = ()
 
 
-def pack(thing: Any, name: str, version: int, directory: str | os.PathLike[str], code: Sequence[str] = ()) -> Package:
+def pack(
+    thing: Any, name: str, version: int, directory: str | os.PathLike[str], code: Sequence[str] = (), no_pickle: bool = False
+) -> Package:
     """Make a package of a function, closure, bound method, estimator, Model (or class of them), "module:attribute", an .onnx or
     .skops file, or an Artifact.
 
     directory: where the file `NAME-VERSION-SHA12.pkl` (or `.packed`) goes; it is made when missing.
-    code: files or directories that the container needs beside what travels by value.
+    code: files or directories that the container needs beside what travels by value.  no_pickle: refuse what would travel as
+    a pickle.
     Raises: PackagingError; OSError when the file cannot be written.
     """
     if not NAME.fullmatch(name):
@@ -78,8 +88,12 @@ def pack(thing: Any, name: str, version: int, directory: str | os.PathLike[str],
         return Package("", "module")
     if isinstance(thing, str):
         return Package(thing, "module", code=(*places, *_home_of(thing)))
-    path, sha256 = _kept(_content(thing, _kind(thing), name), name, version, directory, ".pkl")
-    return Package(path, _kind(thing), sha256, input_of(thing), places)
+    kind = _kind(thing)
+    if no_pickle:
+        raise PackagingError(f"{name!r} is a {kind}: it would travel as a pickle, which is code, and server.no_pickle refuses "
+                             f"that. {_SAFER.get(kind, _SAFER[''])}")  # fmt: skip
+    path, sha256 = _kept(_content(thing, kind, name), name, version, directory, ".pkl")
+    return Package(path, kind, sha256, input_of(thing), places)
 
 
 def _kept(content: bytes, name: str, version: int, directory: str | os.PathLike[str], suffix: str) -> tuple[str, str]:
@@ -160,6 +174,8 @@ def _content(thing: Any, kind: str, name: str) -> bytes:
             _Noting(stream, modules).dump(thing)
         except Exception as error:
             raise _explain(thing, error) from error
+    if local := sorted(module for module in modules if module in sys.modules and _travels(sys.modules[module])):
+        _log.info("model %s: %s travel%s by value", name, ", ".join(local), "s" if len(local) == 1 else "")
     about = {"format": 1, "kind": kind, "name": name, "python": python_here(), "packages": packages_of([*modules])}
     return MAGIC + json.dumps(about).encode() + b"\n" + stream.getvalue()
 

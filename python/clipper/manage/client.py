@@ -6,6 +6,7 @@
     server.promote("svm:2")
 """
 
+import copy
 import getpass
 import hashlib
 import math
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 
 from clipper.deploy.artifact import artifact_of, is_data
+from clipper.deploy.environments import lines_of
 from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, PackagingError
 from clipper.manage.running import the_one
 from clipper.tls import client_context, fingerprint_of
@@ -29,6 +31,7 @@ from clipper.types import Answer, VersionedModel
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
 _CA, _CERT, _KEY = "CLIPPER_CA", "CLIPPER_CERT", "CLIPPER_KEY"
+_BUILD_S = 3600.0  # an environment may take its time; server.build_s ends it
 
 
 def connect(
@@ -119,7 +122,8 @@ class Client:
     def deploy(self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:
         """Deploy "module:attribute" of the server's host, or an .onnx or .skops file of this one.
 
-        settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file. Functions are not sent: what they are
+        settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file; requirements: a file of this host, or
+        lines. Functions are not sent: what they are
         pickled in would be run by whoever receives it. Deploy them in the server's process, or from a module.
         """
         if not isinstance(model, str | os.PathLike):
@@ -130,7 +134,16 @@ class Client:
             settings |= {"data": artifact.data, "kind": artifact.kind}
         else:
             settings["model"] = str(model)
-        return self._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
+        if requirements := settings.get("requirements"):
+            settings["requirements"] = lines_of(requirements)
+        patient = copy.copy(self)
+        if requirements or settings.get("python"):
+            patient._timeout_s = max(self._timeout_s, _BUILD_S)
+        return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
+
+    def stages(self, name: str) -> list[dict[str, Any]]:
+        """How far each version of a model is that was deployed or started there: version, stage, detail, for_s."""
+        return self._list("stages", f"/admin/models/{_quoted(name)}/stages")
 
     def promote(self, model: str, application: str | None = None, *, dry_run: bool = False) -> dict[str, Any]:
         """Make this version the latest; with `application`, link that one to this version alone."""

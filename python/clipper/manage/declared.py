@@ -23,6 +23,7 @@ def model_settings(wanted: ModelSettings) -> dict[str, Any]:
     return {
         "replicas": replicas_of(wanted), "input": wanted.input or None, "wait": False, "batching": wanted.batching,
         "cache": wanted.cache, "retry_singly": wanted.retry_singly,
+        "requirements": wanted.requirements, "python": wanted.python,
     }  # fmt: skip
 
 

@@ -4,8 +4,10 @@ A version is numbered and packed at once, and becomes the latest only when its c
 on to the one before.
 """
 
+import dataclasses
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,9 +18,11 @@ import msgspec
 from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus
+from clipper.deploy.environments import Environments
 from clipper.deploy.package import pack
 from clipper.deploy.process import ProcessDeployer, RestartPolicy
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown, UnknownModel
+from clipper.manage.building import FAILED, LOADING, PACKING, STARTING, WARM, Building, Stage, needs_environment
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape
@@ -33,6 +37,7 @@ from clipper_core.model import Model as CoreModel
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
 _QUIET_S = 0.025
+_APART = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}  # an environment of its own sees nothing of ours
 
 
 class Deployment:
@@ -74,6 +79,8 @@ class Deployment:
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
         self._failures: dict[VersionedModel, str] = {}
+        environments = Environments(folder.environments, config.server.pip_args, config.server.build_s)
+        self._building = Building(self._in_service, environments, self._built)
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
 
     # -- life
@@ -81,11 +88,15 @@ class Deployment:
     def start(self) -> None:
         self.containers.start()
         self._scaling.start()
+        self._building.sweep()
 
     def resume(self, model: Model) -> None:
         """A model of the catalog is served again."""
         self._running.ensure(model)
-        self._start_replicas(model)
+        try:
+            self._start_replicas(model)
+        except InvalidInput as error:
+            self._fail(model.id, str(error))
 
     def refuse_new(self) -> None:
         self._closed = True
@@ -94,6 +105,7 @@ class Deployment:
     def stop(self) -> None:
         """The containers go; `containers` itself is stopped once the loops have ended."""
         self.containers.leaving = True
+        self._building.close()
         self._deployer.close()
 
     # -- verbs
@@ -113,6 +125,7 @@ class Deployment:
         with self._numbering:
             record = _replace(self._record(name, model, version, code, input), **settings)
             running = self._running.ensure(record)
+        self._building.enter(record.id, STARTING)
         try:
             self._start_replicas(record)
             if wait and record.replicas:
@@ -121,8 +134,13 @@ class Deployment:
         except BaseException:
             self._deployer.stop(record.name, record.version)
             self._running.forget(record.id)
+            self._building.forget(record.id)
             raise
         return running
+
+    def stages(self, name: str) -> dict[VersionedModel, Stage]:
+        """How far each version of a model is that was deployed or started here."""
+        return self._building.stages(name)
 
     def core_of(self, model: Model) -> CoreModel:
         return (self._running.get(model.id) or self._running.ensure(model)).core
@@ -152,6 +170,9 @@ class Deployment:
             self.containers.drain(model.id)
             self._deployer.stop(model.name, model.version)
             self._running.forget(model.id)
+        self._building.forget(model.id)
+        if needs_environment(model):
+            self._building.sweep()
 
     def _await_quiet(self, id_: VersionedModel) -> None:
         """Wait until nothing has been queued or in flight for a moment, at most `drain_s`: a thread that looked the model up
@@ -193,6 +214,7 @@ class Deployment:
             models[str(running.model.id)] = {
                 **counters, "since_us": running.model.created_us, "duration_us": duration(counters["latency_us"]),
                 "replicas": replicas, "wanted": wanted, "has": has, "accuracy": _accuracy(replicas),
+                "stage": self._building.stage_of(running.model.id).stage,
                 "untaught": self.teaching.untaught(running.model.id) + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
             }  # fmt: skip
@@ -229,7 +251,13 @@ class Deployment:
         id_ = VersionedModel(name, chosen)
         if id_ in self._running.ids() or any(known.id == id_ for known in self.catalog.view.versions.get(name, ())):
             self.catalog.refuse_existing(id_)
-        package = pack(model, name, chosen, self._dir.models, [code] if isinstance(code, str) else code)
+        self._building.enter(id_, PACKING)
+        try:
+            places = [code] if isinstance(code, str) else code
+            package = pack(model, name, chosen, self._dir.models, places, self.config.server.no_pickle)
+        except BaseException:
+            self._building.forget(id_)
+            raise
         type_ = type_of(input or package.input or "any")
         return Model(name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code)
 
@@ -242,11 +270,36 @@ class Deployment:
         self._failures.pop(model.id, None)
         if not model.target:
             return
+        own = needs_environment(model)
+        python = self._building.interpreter(model) if own else sys.executable
+        if not python:
+            return  # _built() comes back
         alive = {(s.name, s.version, s.replica) for s in self._deployer.list() if s.state not in ("stopped", "failed")}
-        spec = self._spec(model)
+        spec = dataclasses.replace(self._spec(model), python=python, env=_APART if own else {})
         for number in range(model.replicas):
             if (model.name, model.version, number) not in alive:
                 self._deployer.start(spec, number)
+
+    def _built(self, model: Model, error: str) -> None:
+        """The environment of a version is there, or cannot be."""
+        if error:
+            self._fail(model.id, error)
+            return
+        with self._changing:
+            running = self._running.get(model.id)
+            if running is not None and not self._closed:
+                self._building.enter(model.id, STARTING)
+                self._start_replicas(running.model)
+
+    def _fail(self, id_: VersionedModel, why: str) -> None:
+        """It will not come up, until it is started again."""
+        self._failures[id_] = why
+        self._building.enter(id_, FAILED, why)
+        _log.error("model %s: %s", id_, why, extra={"model": str(id_)})
+        self.containers.notify()
+
+    def _in_service(self) -> list[Model]:
+        return [*self.catalog.view.models(), *(running.model for running in self._running)]
 
     def _spec(self, model: Model) -> ContainerSpec:
         cores = os.cpu_count() or 1
@@ -267,6 +320,7 @@ class Deployment:
         )
 
     def _await_replicas(self, model: Model) -> None:
+        self._building.wait(model.id)
         until = time.monotonic() + self.config.server.load_s
 
         def failed() -> bool:
@@ -312,12 +366,16 @@ class Deployment:
             running.core.engine.expect(running.core.index, when_us)
 
     def _came_or_went(self, id_: VersionedModel) -> None:
+        if self.containers.of(id_):
+            self._building.enter(id_, WARM)
         self._expected.connected(id_, [replica.hello.replica for replica in self.containers.of(id_)])
 
     def _on_replica(self, event: ReplicaEvent) -> None:
         id_ = VersionedModel(event.name, event.version)
         if event.kind in (EventKind.STARTED, EventKind.RESTARTING):
             self._expected.starting(id_, event.replica, event.again_s)
+            if self._building.stage_of(id_).stage == STARTING:
+                self._building.enter(id_, LOADING)
         elif event.kind is EventKind.FAILED:
             self._expected.failed(id_, event.replica)
         elif event.kind is EventKind.STOPPED:
@@ -328,6 +386,7 @@ class Deployment:
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
             self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
+            self._building.enter(id_, FAILED, event.detail)
             self.containers.notify()
 
     def _seat_of(self, hello: Hello) -> Seat:

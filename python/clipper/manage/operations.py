@@ -5,6 +5,7 @@ Each change takes effect through the catalog, whose entry of it in the history c
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
@@ -15,6 +16,7 @@ from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
 from clipper.deploy.artifact import Artifact, is_data
 from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
+from clipper.manage.building import Stage
 from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
@@ -38,6 +40,7 @@ class Server(Protocol):
     def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
     def app(self, name: str, models: Any = None, **settings: Any) -> Any: ...
     def stats(self) -> dict[str, Any]: ...
+    def stages(self, name: str) -> dict[VersionedModel, Stage]: ...
 
 
 class Change(msgspec.Struct):
@@ -85,6 +88,15 @@ class Operations:
         id_ = self._server.catalog.view.model(model).id
         found: dict[str, Any] = self._server.stats()["models"].get(str(id_), {})
         return found
+
+    def stages(self, name: str) -> list[dict[str, Any]]:
+        """How far each version of a model is that was deployed or started here: `version`, `stage`, `detail`, for how long
+        (`for_s`)."""
+        now_s = time.monotonic()
+        return [
+            {"version": id_.version, "stage": one.stage, "detail": one.detail, "for_s": round(now_s - one.since_s, 3)}
+            for id_, one in self._server.stages(name).items()
+        ]
 
     def models(self, name: str = "") -> list[dict[str, Any]]:
         """Each version in service: its record, whether it is the `latest`, who links it, how many replicas it has."""
@@ -138,6 +150,8 @@ class Operations:
         retry_singly: bool = False,
         row_by_row: bool = False,
         code: tuple[str, ...] = (),
+        requirements: tuple[str, ...] = (),
+        python: str = "",
         data: bytes = b"",
         kind: str = "",
         trusted: tuple[str, ...] = (),
@@ -149,7 +163,7 @@ class Operations:
         thing = Artifact(kind, data, trusted) if data else model
         settings: dict[str, Any] = {
             "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
-            "retry_singly": retry_singly, "row_by_row": row_by_row,
+            "retry_singly": retry_singly, "row_by_row": row_by_row, "requirements": requirements, "python": python,
         }  # fmt: skip
         if not data and not model:
             raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')

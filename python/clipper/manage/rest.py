@@ -29,6 +29,7 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("GET", "/admin/models/{}", "models", ("name",)),
     ("GET", "/admin/models/{}/logs", "logs", ("model",)),
     ("GET", "/admin/models/{}/stats", "model_stats", ("model",)),
+    ("GET", "/admin/models/{}/stages", "stages", ("name",)),
     ("POST", "/admin/models/{}/deploy", "deploy", ("name",)),
     ("POST", "/admin/models/{}/promote", "promote", ("model",)),
     ("POST", "/admin/models/{}/rollback", "rollback", ("model",)),
@@ -43,7 +44,7 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/shadow", "shadow", ("application",)),
     ("POST", "/admin/applications/{}/remove", "remove_application", ("name",)),
 )
-_LISTS = {"models": "models", "applications": "applications", "history": "history", "logs": "lines"}
+_LISTS = {"models": "models", "applications": "applications", "history": "history", "logs": "lines", "stages": "stages"}
 _SETTINGS = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")} | {"input": str}
 _OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])
 _FLAG = {"dry_run": bool}

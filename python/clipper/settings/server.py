@@ -47,6 +47,13 @@ class ServerSettings(msgspec.Struct, frozen=True):
         ),
     ] = 500
     load_s: Annotated[float, about("time a container has from its start to its HELLO", "s", ge=0.1, le=3600)] = 60.0
+    build_s: Annotated[float, about("time that building the environment of a model's own may take", "s", ge=1, le=86_400)] = 900.0
+    pip_args: Annotated[
+        tuple[str, ...], about('for pip, when it builds one, as `["--no-index", "--find-links", "/wheels"]`; PIP_* hold, too')
+    ] = ()
+    no_pickle: Annotated[
+        bool, about("refuse to deploy what is code: functions, estimators, pickles; only files that are data, and modules")
+    ] = False
     drain_s: Annotated[float, about("time that queries in flight have when the server closes", "s", ge=0, le=3600)] = (
         5.0
     )
@@ -148,6 +155,10 @@ class ModelSettings(msgspec.Struct, frozen=True):
     batching: Annotated[Batching, about("a mode, or a table of the keys of [batching] that differ")] = Batching()
     cache: Annotated[bool, about("keep this model's predictions in the cache")] = True
     retry_singly: Annotated[bool, about("when a batch fails, try its rows one by one")] = False
+    requirements: Annotated[
+        tuple[str, ...], about('for pip: it runs in an environment of its own, with these; `["-r requirements.txt"]`: of a file')
+    ] = ()
+    python: Annotated[str, about("of that environment: `3.12`, or the path of an interpreter; empty for the server's")] = ""
 
 
 class ApplicationSettings(msgspec.Struct, frozen=True):

@@ -1,0 +1,270 @@
+"""Python environments of models: made of their `requirements`, kept for as long as a model needs them, shared by those alike.
+
+Each is a folder of its own, named by a hash of everything that goes into it: the lines for pip, the Python, the SDK. It counts
+as there once a mark is in it, which is put there last; whoever builds holds a lock on a file beside it, and so does pip, which
+dies with this process. So a kill at any moment leaves at most a folder without a mark, which the next start, or the next build
+of the same, removes.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from clipper.deploy.sdk import digest, wheel_into
+from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
+
+_MARK: Final = "ready"
+_FORMAT: Final = "1"
+_TAIL_LINES: Final = 12
+_PIP_OF_OTHERS: Final = (22, 3)  # from this version on pip installs for another interpreter
+_LINES_MAX: Final = 1000
+# Runs a module of Python's library as -m does, and dies with the thread that started it.
+_BOUND: Final = (
+    "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 9); sys.path.pop(0); "
+    "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); "
+    "sys.argv.pop(0); runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+Say = Callable[[str], None]
+
+
+def lines_of(requirements: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
+    """Lines for pip, of a file of them or of a list, in which `-r FILE` names a file. Comments go.
+
+    Raises: InvalidInput for a file that cannot be read, and for what only means something in one folder (`-e .`, `-c FILE`).
+    """
+    given = [f"-r {os.fspath(requirements)}"] if isinstance(requirements, str | os.PathLike) else list(requirements)
+    found: list[str] = []
+    for line in given:
+        text = _uncommented(line)
+        if file := _named(text, "-r", "--requirement"):
+            found += _read(Path(file))
+        elif text:
+            found.append(text)
+    for line in found:
+        if _named(line, "-e", "--editable") or _named(line, "-c", "--constraint") or _named(line, "-r", "--requirement"):
+            raise InvalidInput(f"requirement {line!r}: it means another thing elsewhere.", hint="List packages, in one file.")
+    if len(found) > _LINES_MAX:
+        raise InvalidInput(f"{len(found)} requirements: at most {_LINES_MAX} are taken.", hint="List what the model imports.")
+    return tuple(found)
+
+
+def _read(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InvalidInput(f"requirements: cannot read {str(file)!r}: {why}.", hint="Name a file, or give a list.") from None
+    return [line for raw in text.replace("\\\n", " ").splitlines() if (line := _uncommented(raw))]
+
+
+def _uncommented(line: str) -> str:
+    return "" if line.lstrip().startswith("#") else line.partition(" #")[0].strip()
+
+
+def _named(line: str, short: str, long: str) -> str:
+    """What an option names: of "-r x.txt", "-rx.txt", "--requirement=x.txt"; else ""."""
+    for option in (long, short):
+        if line.startswith(option):
+            return line[len(option) :].strip(" =\t")
+    return ""
+
+
+class Environments:
+    """Threads: any. folder: where all of them are.  pip_args: for every installation.  build_s: the time one may take."""
+
+    def __init__(self, folder: Path, pip_args: Sequence[str] = (), build_s: float = 900.0) -> None:
+        self.folder = folder
+        self._pip_args, self._build_s = tuple(pip_args), build_s
+        self._pythons: dict[str, tuple[str, str]] = {}
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """End what is being built. ShuttingDown is raised there."""
+        self._closed.set()
+
+    def key(self, lines: Sequence[str], python: str = "") -> str:
+        """The name of an environment. InvalidInput when there is no such Python."""
+        _, version = self._python(python)
+        return hashlib.sha256("\0".join((_FORMAT, version, digest(), *lines)).encode()).hexdigest()[:24]
+
+    def ready(self, lines: Sequence[str], python: str = "") -> str:
+        """The interpreter of an environment that is there; else ""."""
+        return self._interpreter(self.key(lines, python))
+
+    def _interpreter(self, key: str) -> str:
+        place = self.folder / key
+        return str(place / "bin" / "python") if (place / _MARK).exists() else ""
+
+    def build(self, lines: Sequence[str], python: str = "", say: Say = lambda text: None) -> str:
+        """Make an environment unless it is there; whoever else makes it now is waited for. -> its interpreter.
+
+        say: told what pip says, a line each.
+        Raises: DeployFailed with pip's last lines; InvalidInput; ShuttingDown after close().
+        """
+        key = self.key(lines, python)
+        with self._alone(key) as lock:
+            if there := self._interpreter(key):
+                return there
+            place = self.folder / key
+            shutil.rmtree(place, ignore_errors=True)
+            try:
+                self._make(place, lines, self._python(python)[0], say, lock)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+            _put(place / _MARK, "\n".join(lines) + "\n")
+        return self._interpreter(key)
+
+    @contextmanager
+    def _alone(self, key: str) -> Iterator[int]:
+        """Under the lock of that environment."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _locks(lock):
+                if self._closed.wait(0.1):
+                    raise ShuttingDown("the server is being closed.")
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _make(self, place: Path, lines: Sequence[str], python: str, say: Say, lock: int) -> None:
+        until = time.monotonic() + self._build_s
+        bare = _pip_serves_others()
+        make = ["venv", *(["--without-pip"] if bare else []), str(place)]
+        self._run(python, make, "making the environment failed", lines, say, until, lock)
+        interpreter = str(place / "bin" / "python")
+        wheel = wheel_into(place / "wheels")
+        (place / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        pip = ["pip", *(["--python", interpreter] if bare else []), "install", "--disable-pip-version-check", "--no-input"]
+        pip += ["--progress-bar", "off", *self._pip_args, str(wheel), "-r", str(place / "requirements.txt")]
+        self._run(sys.executable if bare else interpreter, pip, "pip install failed", lines, say, until, lock)
+
+    def _run(
+        self, python: str, words: Sequence[str], failed: str, lines: Sequence[str], say: Say, until: float, lock: int
+    ) -> None:
+        """`python -m words`, in an environment of no other packages than its own."""
+        env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")}
+        env["PYTHONUNBUFFERED"] = "1"
+        command = [python, "-c", _BOUND, str(os.getpid()), *words]
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
+            errors="replace", cwd=self.folder, pass_fds=(lock,),
+        ) as process:  # fmt: skip
+            watch = threading.Thread(target=self._watch, args=(process, until), name="clipper-pip-watch", daemon=True)
+            watch.start()
+            for line in process.stdout or ():
+                if text := line.rstrip():
+                    tail.append(text)
+                    say(text[:200])
+            code = process.wait()
+            watch.join()
+        if self._closed.is_set():
+            raise ShuttingDown("the server is being closed.")
+        if code:
+            late = f" It was given server.build_s ({self._build_s:g} s)." if time.monotonic() >= until else ""
+            quoted = " ".join(f"'{line}'" for line in lines)
+            said = "\n".join(f"  {line}" for line in tail)
+            raise DeployFailed(
+                f"{failed} (exit {code}).{late} The last lines:\n{said}\n",
+                hint=f"By hand: {Path(python).name} -m venv try && try/bin/pip install {quoted}   An index of your own: "
+                "server.pip_args, PIP_INDEX_URL.",
+            )
+
+    def _watch(self, process: "subprocess.Popen[str]", until: float) -> None:
+        while process.poll() is None:
+            if self._closed.wait(0.05) or time.monotonic() >= until:
+                process.kill()
+                return
+
+    # -- interpreters
+
+    def _python(self, wanted: str) -> tuple[str, str]:
+        """The interpreter for "", "3.12" or a path, and what tells it from others."""
+        if wanted not in self._pythons:
+            self._pythons[wanted] = self._look_for(wanted)
+        return self._pythons[wanted]
+
+    def _look_for(self, wanted: str) -> tuple[str, str]:
+        path = wanted or sys.executable
+        if wanted and os.sep not in wanted:
+            path = shutil.which(f"python{wanted}") or ""
+        ask = "import sys; print(sys.version_info[:2] >= (3, 11), *sys.version_info[:3], sys.base_prefix)"
+        said = ""
+        if path:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                said = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=20).stdout.strip()
+        if not said:
+            hint = f"Install it (apt-get install python{wanted} python{wanted}-venv), or give the path of an interpreter."
+            raise InvalidInput(f"no Python {wanted!r} runs here.", hint=hint)
+        recent, _, version = said.partition(" ")
+        if recent != "True":
+            raise InvalidInput(f"Python {wanted!r} is older than 3.11.", hint="clipper-container needs 3.11 or newer.")
+        return path, version
+
+    # -- what nobody needs
+
+    def sweep(self, wanted: Iterable[tuple[Sequence[str], str]]) -> int:
+        """Remove the environments that no (lines, python) of `wanted` names, and those half built; -> how many."""
+        if not self.folder.is_dir():
+            return 0
+        keys = set()
+        for lines, python in wanted:
+            with contextlib.suppress(InvalidInput):
+                keys.add(self.key(lines, python))
+        gone = 0
+        for place in sorted(self.folder.iterdir()):
+            if place.is_dir() and not (place.name in keys and (place / _MARK).exists()):
+                gone += self._remove(place)
+        return gone
+
+    def _remove(self, place: Path) -> bool:
+        lock = os.open(self.folder / f"{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _locks(lock):  # it is being built
+                return False
+            (place / _MARK).unlink(missing_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            return True
+        finally:
+            os.close(lock)
+
+
+def _pip_serves_others() -> bool:
+    """Can this interpreter's pip install into another environment?"""
+    if importlib.util.find_spec("pip") is None:
+        return False
+    version = importlib.metadata.version("pip").split(".")
+    return tuple(int(part) for part in version[:2] if part.isdecimal()) >= _PIP_OF_OTHERS
+
+
+def _locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _put(path: Path, text: str) -> None:
+    """A file that is there whole or not at all, after everything before it."""
+    fresh = path.with_name(f".{path.name}")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)

@@ -1,0 +1,129 @@
+"""How far a deployment is, and the environments that models run in: each is built in a thread of its own, while others serve."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from clipper.deploy.environments import Environments
+from clipper.deploy.needs import needs_of
+from clipper.errors import ClipperError, InvalidInput
+from clipper.types import Model, VersionedModel
+
+_log = logging.getLogger(__name__)
+PACKING: Final = "packing"
+BUILDING: Final = "building environment"
+STARTING: Final = "starting"
+LOADING: Final = "loading"
+WARM: Final = "warm"
+FAILED: Final = "failed"
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Where a version is: packing, building environment, starting, loading, warm; or failed.  since_s: on the monotonic clock."""
+
+    stage: str
+    detail: str = ""
+    since_s: float = 0.0
+
+
+class Building:
+    """Threads: any. models: -> all that are in service or being deployed.  done: called in a thread of the building, with what
+    went wrong or ""."""
+
+    def __init__(
+        self, models: Callable[[], Iterable[Model]], environments: Environments, done: Callable[[Model, str], None]
+    ) -> None:
+        self._models, self._environments, self._done = models, environments, done
+        self._changed = threading.Condition()
+        self._threads: dict[VersionedModel, threading.Thread] = {}
+        self._sweeping = threading.Lock()
+        self._stages: dict[VersionedModel, Stage] = {}
+
+    # -- stages
+
+    def enter(self, id_: VersionedModel, stage: str, detail: str = "") -> None:
+        with self._changed:
+            was = self._stages.get(id_)
+            since_s = was.since_s if was and was.stage == stage else time.monotonic()
+            self._stages[id_] = Stage(stage, detail, since_s)
+
+    def stage_of(self, id_: VersionedModel) -> Stage:
+        return self._stages.get(id_, Stage(""))
+
+    def stages(self, name: str) -> dict[VersionedModel, Stage]:
+        """Of every version of a model that was deployed or started here, the oldest first."""
+        with self._changed:
+            return {id_: stage for id_, stage in sorted(self._stages.items()) if id_.name == name}
+
+    def forget(self, id_: VersionedModel) -> None:
+        with self._changed:
+            self._stages.pop(id_, None)
+
+    # -- environments
+
+    def interpreter(self, model: Model) -> str:
+        """The Python that a model's containers run; "" while it is yet to be built, which then begins.
+
+        Raises: InvalidInput when it cannot be known what to build.
+        """
+        lines = needs_of(model).pip()
+        if path := self._environments.ready(lines, model.python):
+            return path
+        with self._changed:
+            if model.id not in self._threads:
+                self._stages[model.id] = Stage(BUILDING, "", time.monotonic())
+                thread = threading.Thread(target=self._build, args=(model, lines), name="clipper-environment", daemon=True)
+                self._threads[model.id] = thread
+                thread.start()
+        return ""
+
+    def wait(self, id_: VersionedModel) -> None:
+        """Until nothing is built for that version."""
+        with self._changed:
+            self._changed.wait_for(lambda: id_ not in self._threads)
+
+    def _build(self, model: Model, lines: tuple[str, ...]) -> None:
+        began, error = time.monotonic(), ""
+        _log.info("model %s: building its environment", model.id, extra={"model": str(model.id)})
+        try:
+            self._environments.build(lines, model.python, lambda text: self.enter(model.id, BUILDING, text))
+        except (ClipperError, OSError) as failure:
+            error = f"no environment for model '{model.id}': {failure}"
+        took_s = time.monotonic() - began
+        _log.info("model %s: environment %s in %.1f s", model.id, "failed" if error else "built", took_s)
+        with self._changed:
+            thread = self._threads.pop(model.id)
+        try:
+            self._done(model, error)
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+            del thread
+
+    def sweep(self) -> int:
+        """Remove the environments of retired models, and those half built; -> how many."""
+        if not self._environments.folder.is_dir():
+            return 0
+        wanted = []
+        with self._sweeping:
+            for model in self._models():
+                if needs_environment(model):
+                    try:
+                        wanted.append((needs_of(model).pip(), model.python))
+                    except InvalidInput as error:
+                        _log.warning("%s", error)
+            return self._environments.sweep(wanted)
+
+    def close(self) -> None:
+        """End what is being built, and wait for it."""
+        self._environments.close()
+        for thread in list(self._threads.values()):
+            thread.join()
+
+
+def needs_environment(model: Model) -> bool:
+    return bool(model.target and (model.requirements or model.python))
