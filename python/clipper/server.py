@@ -23,6 +23,7 @@ from clipper.json_log import JsonLog
 from clipper.manage.building import Stage
 from clipper.manage.declared import application_settings, model_settings
 from clipper.manage.deployment import Deployment, type_of
+from clipper.manage.described import of_management
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.running import Running, announce, state_named
@@ -393,6 +394,7 @@ class ClipperServer(Streaming):
         )
         frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
         Management(node, self.manage).add_to(frontends.admin_routes)
+        frontends.admin_routes.describe(of_management())
         return frontends
 
     def _announce(self) -> None:

@@ -19,7 +19,27 @@ def export() -> None:
     clipper export state state.json                     models, applications and what was learned; see clipper import
     clipper export grafana > clipper-dashboard.json     import it in Grafana
     clipper export alerts > clipper-alerts.yml          rules for Prometheus
+    clipper export openapi > clipper-openapi.json       what HTTP takes and gives, for generated clients
     """
+
+
+@export.command()
+@click.option("--management", is_flag=True, help="Of the address that manages, instead of the one that takes queries.")
+@click.option("--plain", is_flag=True, help="What every server has, without asking one.")
+@talks
+def openapi(ask: Asking, management: bool, plain: bool) -> None:
+    """OpenAPI 3.1 of the server that runs, with its applications, as JSON.
+
+    \b
+    clipper export openapi > clipper-openapi.json
+    clipper export openapi --plain
+    """
+    if plain:
+        from clipper.manage.described import plain_document
+
+        click.echo(json.dumps(plain_document(management=management), indent=2))
+    else:
+        click.echo(json.dumps(ask.server.openapi(management=management), indent=2))
 
 
 @export.command()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from clipper.errors import NotAllowed
 from clipper.frontend.api_keys import ApiKeys
+from clipper.frontend.description import PUBLIC
 from clipper.frontend.messages import Outcome, Refused, Request
 from clipper.metrics import TlsCounts
 from clipper.settings.http import TlsFiles
@@ -74,13 +75,13 @@ class Access:
             self._thread = None
 
     def asking(self, handle: Handle) -> Handle:
-        """The same for who may ask; probes of health may always."""
+        """The same for who may ask; probes of health may always, and whoever reads the page."""
         keys = self.keys
         if keys is None:
             return handle
 
         def checked(request: Request) -> Outcome:
-            if not request.path.startswith(_PROBES):
+            if not request.path.startswith(_PROBES) and request.path not in PUBLIC:
                 try:
                     keys.check(request.headers.get(b"authorization", b""))
                 except NotAllowed as error:

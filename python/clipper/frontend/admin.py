@@ -9,7 +9,7 @@ from clipper.settings.http import HttpSettings, is_loopback
 
 def guard(settings: HttpSettings) -> Callable[[Request], None]:
     """Raises Refused for who may not manage. With a token: who does not know it. Without: what a web page could have sent, for a
-    browser on this host reaches loopback too (its Origin, or a Host that only its resolver took for ours)."""
+    browser on this host reaches loopback too (another's Origin, or a Host that only its resolver took for ours)."""
     expected = f"Bearer {settings.token}".encode()
 
     def check(request: Request) -> None:
@@ -21,7 +21,8 @@ def guard(settings: HttpSettings) -> Callable[[Request], None]:
             return
         host = request.headers.get(b"host", b"localhost").decode("ascii", "replace")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if b"origin" in request.headers or not is_loopback(name):
+        origin = request.headers.get(b"origin", b"")
+        if (origin and origin not in (f"http://{host}".encode(), f"https://{host}".encode())) or not is_loopback(name):
             raise Refused(403, "management takes no requests of web pages or under other names.", "Set http.token to allow them.")
 
     return check

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from clipper.errors import ConfigError
 from clipper.frontend.access import Access
 from clipper.frontend.admin import guard
+from clipper.frontend.described import Limits
+from clipper.frontend.description import PUBLIC, Description
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, answer_json
 from clipper.frontend.node import Node
@@ -32,6 +34,7 @@ class Frontends:
         self._listeners: Listeners | None = None
         self._grpc: Grpc | None = None
         self.routes, self.admin_routes = Routes(), Routes()
+        limits = Limits(node.config.limits.slo_ms_max, node.config.http.queries_max)
         self.address = self.admin_address = self.grpc_address = ""
         Rest(node).add_to(self.routes)
         RestV2(node).add_to(self.routes)
@@ -45,6 +48,9 @@ class Frontends:
             scrape.add_to(self.routes)
         for routes in (self.routes, self.admin_routes):
             routes.add("GET", "/", _index(node, routes))
+        queries = Description(node, self.routes, limits)
+        queries.add_to(self.routes)
+        Description(node, self.admin_routes, limits, queries).add_to(self.admin_routes)
 
     def _tls(self) -> dict[str, TlsFiles]:
         """The files of the listeners that are wanted and speak TLS."""
@@ -116,7 +122,8 @@ def _finding(routes: Routes) -> Handle:
 
 def _guarded(check: Callable[[Request], None], handle: Handle) -> Handle:
     def guarded(request: Request) -> Outcome:
-        check(request)
+        if request.path not in PUBLIC:
+            check(request)
         return handle(request)
 
     return guarded

@@ -59,13 +59,33 @@ def reader_for(type_: InputType) -> Read:
         found = straight(text) if straight is not None else None
         if found is not None:
             return found
-        value = read_json(decoder, text, at)
+        value = _of_numbers(decoder, dtype, text, at)
         try:
             return np.array(value, dtype)
         except (ValueError, OverflowError) as error:
             raise InvalidInput(f"the numbers at `{at}` are no {type_}: {error}.") from None
 
     return read
+
+
+def _of_numbers(decoder: "msgspec.json.Decoder[Any]", dtype: "np.dtype[Any]", text: Any, at: str) -> Any:
+    """The numbers, nested as `decoder` has it. To JSON 2.0 is the integer 2."""
+    try:
+        return read_json(decoder, text, at)
+    except InvalidInput:
+        if dtype.kind in "iu" and (value := _with_integers(read_json(_ANYTHING, text, at))) is not None:
+            return read_json(decoder, msgspec.json.encode(value), at)
+        raise
+
+
+def _with_integers(value: Any) -> Any:
+    """Floats that are whole as integers; None when there is none."""
+    if isinstance(value, list):
+        found = [_with_integers(item) for item in value]
+        if all(new is None for new in found):
+            return None
+        return [item if new is None else new for item, new in zip(value, found, strict=True)]
+    return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
 def straight_reader(type_: InputType) -> Callable[[Any], Any] | None:

@@ -31,6 +31,7 @@ from clipper.serving.observe import observe, observe_many
 from clipper.serving.processor import Question, predict
 from clipper.types import Answer, PredictionRequest, Qualifiers
 
+SALT_MAX = 2**63 - 1
 _NOTHING = msgspec.Raw(b"")
 
 
@@ -42,7 +43,7 @@ class _Predict(msgspec.Struct, forbid_unknown_fields=True):
     user: str | None = None
     context: Any = None
     slo_ms: float | None = None
-    salt: int = 0
+    salt: int | float = 0
 
 
 class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,16 +140,16 @@ class Rest:
         body: _Predict = _reading(_read_predict, request.body, _Predict)
         user, request_id = body.user, request.given_id.decode("ascii")
         slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
-        read = self._inputs.reader(question)
+        read, salt = self._inputs.reader(question), salt_of(body.salt)
         if body.inputs is not _NOTHING:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
             texts = items_of(body.inputs, "$.inputs")
-            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, body.salt, body.context, request_id)
+            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, salt, body.context, request_id)
             return _outcome(futures, functools.partial(_many_predicted, futures, question))
         if body.input is _NOTHING:
             raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.')
-        future = predict(question, read(body.input, "$.input"), user, slo_us, body.salt, body.context, request_id)
+        future = predict(question, read(body.input, "$.input"), user, slo_us, salt, body.context, request_id)
         if future.done():
             return _one_predicted(future, question)
         return Later((future,), functools.partial(_one_predicted, future, question))
@@ -176,6 +177,8 @@ class Rest:
             single = self._checked(question, body)
             return Work(lambda: answer_json({"counted": observe(question, *single)}))
         items = body.feedback
+        if body != _Told(feedback=items):
+            raise InvalidInput("a request has `feedback`, or the members of one feedback, not both.")
         told = [self._checked(question, item) for item in items]
         return Work(lambda: self._tell_all(question, items, told))
 
@@ -234,6 +237,13 @@ class Rest:
 
 
 # -- what comes in
+
+
+def salt_of(salt: int | float) -> int:
+    """InvalidInput for what is no whole number of 0 to SALT_MAX."""
+    if not (0 <= salt <= SALT_MAX and salt == int(salt)):
+        raise InvalidInput(f"salt={salt!r:.40}: it is a whole number from 0 to {SALT_MAX}.")
+    return int(salt)
 
 
 def _reading(read: Any, text: bytes | bytearray, kind: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from clipper.errors import did_you_mean
 from clipper.frontend.messages import Handler, Refused, Request
+from clipper.frontend.openapi import About, Table
 
 _REMEMBERED_MAX = 4096
 
@@ -20,6 +21,11 @@ class Routes:
         self._root = _Node()
         self._known: dict[tuple[str, bytes], tuple[Handler, tuple[str, ...], str]] = {}
         self._patterns: list[tuple[str, str]] = []
+        self.about: dict[tuple[str, str], About] = {}
+
+    def describe(self, table: Table) -> None:
+        """What routes do, for GET /openapi.json."""
+        self.about |= table
 
     def add(self, method: str, pattern: str, handler: Handler) -> None:
         node = self._root

@@ -117,6 +117,10 @@ class Client:
         """The last changes, the oldest first: number, time_us, actor, verb, changed."""
         return self._list("history", f"/admin/history?count={count}")
 
+    def openapi(self, *, management: bool = False) -> dict[str, Any]:
+        """OpenAPI 3.1 of the address that takes queries, or of the one that manages."""
+        return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
+
     # -- models
 
     def deploy(self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:

@@ -44,8 +44,9 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/shadow", "shadow", ("application",)),
     ("POST", "/admin/applications/{}/remove", "remove_application", ("name",)),
 )
-_LISTS = {"models": "models", "applications": "applications", "history": "history", "logs": "lines", "stages": "stages"}
-_SETTINGS = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")} | {"input": str}
+lists = {"models": "models", "applications": "applications", "history": "history", "logs": "lines", "stages": "stages"}
+settings_types = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")}
+settings_types["input"] = str
 _OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])
 _FLAG = {"dry_run": bool}
 
@@ -75,16 +76,16 @@ class Management:
     def _calling(self, verb: str, names: tuple[str, ...], looks: bool) -> Callable[[Request], Response]:
         takes = arguments_of(getattr(Operations, verb))
 
-        needed = needed_by(getattr(Operations, verb))
+        needed = needed_by(getattr(Operations, verb), names)
 
         def call(request: Request) -> Response:
-            flags = _flags(request, takes if looks else _FLAG)
+            flags = _flags(request, takes if looks else _FLAG, names)
             given = flags if looks else read_members(request, takes, names)
-            if lacking := [name for name in needed if name not in given and name not in names]:
+            if lacking := [name for name in needed if name not in given]:
                 raise InvalidInput(f"the request lacks `{lacking[0]}`.", hint=f"Members: {', '.join(takes)}.")
             operations = self._by(request, not looks and flags.get("dry_run", False))
             result = getattr(operations, verb)(**dict(zip(names, request.params, strict=True)), **given)
-            return answer_json({_LISTS[verb]: result} if verb in _LISTS else result)
+            return answer_json({lists[verb]: result} if verb in lists else result)
 
         return call
 
@@ -132,10 +133,10 @@ def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:
     return {name: _over_the_wire(hints[name]) for name in inspect.signature(verb).parameters if name != "self"}
 
 
-def needed_by(verb: Callable[..., Any]) -> list[str]:
-    """What a verb cannot do without."""
+def needed_by(verb: Callable[..., Any], names: tuple[str, ...]) -> list[str]:
+    """What a verb cannot do without, and the path does not name."""
     parameters = inspect.signature(verb).parameters.values()
-    return [one.name for one in parameters if one.default is inspect.Parameter.empty and one.name != "self"]
+    return [one.name for one in parameters if one.default is inspect.Parameter.empty and one.name not in ("self", *names)]
 
 
 def _over_the_wire(type_: Any) -> Any:
@@ -163,19 +164,19 @@ def _converted(name: str, value: Any, takes: dict[str, Any], names: tuple[str, .
         raise InvalidInput(f"`{name}`: {error}.") from None
 
 
-def _flags(request: Request, takes: dict[str, Any]) -> dict[str, Any]:
+def _flags(request: Request, takes: dict[str, Any], names: tuple[str, ...] = ()) -> dict[str, Any]:
     """The parameters of the query."""
     pairs = urllib.parse.parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
-    return {name: _converted(name, value, takes, (), strict=False) for name, value in pairs}
+    return {name: _converted(name, value, takes, names, strict=False) for name, value in pairs}
 
 
 def _settings(request: Request) -> dict[str, Any]:
     settings: dict[str, Any] = read_json(_OBJECT, request.body or b"{}")
     if settings.pop("name", request.params[0]) != request.params[0]:
         raise InvalidInput("the body names another application than the path.", hint="Leave `name` out.")
-    for key in settings.keys() & _SETTINGS.keys():
+    for key in settings.keys() & settings_types.keys():
         try:
-            settings[key] = msgspec.convert(settings[key], _SETTINGS[key])
+            settings[key] = msgspec.convert(settings[key], settings_types[key])
         except msgspec.ValidationError as error:
             raise InvalidInput(f"`{key}`: {error}.") from None
     return settings

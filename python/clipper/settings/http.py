@@ -27,6 +27,9 @@ class HttpSettings(msgspec.Struct, frozen=True):
     metrics_names_max: Annotated[
         int, about("models, and applications, with series of their own; the rest share `_other`", "names", ge=1, le=10_000)
     ] = 200
+    described_max: Annotated[
+        int, about("applications with schemas of their own in `GET /openapi.json`", "names", ge=0, le=10_000)
+    ] = 100
     backlog: Annotated[int, about("connections waiting to be accepted", "connections", ge=1, le=65_535)] = 1024
     connections_max: Annotated[int, about("clients connected at once", "connections", ge=1, le=1 << 20)] = 8192
     pipeline_max: Annotated[

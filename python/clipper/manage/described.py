@@ -1,0 +1,186 @@
+"""What management's routes do, for GET /openapi.json: of a verb, by its signature and its docstring."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from clipper.frontend.described import ABOUT, Limits, of_applications
+from clipper.frontend.described import table as of_listener
+from clipper.frontend.description import describe
+from clipper.frontend.openapi import About, Schema, Table, document, list_of, members
+from clipper.manage.operations import Change, Operations
+from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
+from clipper.selection import POLICIES
+from clipper.store.history import Changed
+from clipper.types import NAME_GRAMMAR, VERSION, VERSION_MAX, Batching
+
+MANAGEMENT = "management"
+_DRY_RUN: Schema = {"type": "boolean", "description": "make every check of the real thing, and write nothing"}
+_ACTOR: Schema = {"type": "string", "maxLength": 128, "description": "who asks, for the history"}
+_MODEL: Schema = {"type": "string", "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$", "description": "`svm`, or `svm:3`"}
+_REPLICAS: Schema = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": 64},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2, "enum": [[1, 2], [1, 4], [2, 8]]},
+    ],
+    "description": "so many, or [least, most]",
+}
+_SHARE: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+_INPUT: Schema = {
+    "type": "string", "examples": ["f64[3]"],
+    "pattern": "^((bool|[iu](8|16|32|64)|f(16|32|64))(\\[([1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,3}|\\*)\\])?|str|bytes|any)$",
+    "description": "the type of one input",
+}  # fmt: skip
+_POLICY: Schema = {
+    "type": "string", "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
+    "pattern": f"^({'|'.join(sorted(POLICIES))})$",
+}  # fmt: skip
+
+
+def of_management() -> Table:
+    return {**_verbs(), **_applications(), **_moving(), **_asking()}
+
+
+def plain_document(*, management: bool) -> dict[str, Any]:
+    """What every server has, whatever its applications."""
+    table = {**of_listener(management=management), **(of_management() if management else {})}
+    found = document("clipper management" if management else "clipper", VERSION, ABOUT, table)
+    describe(found, (), Limits())
+    return found.json()
+
+
+def _verbs() -> Table:
+    found: dict[tuple[str, str], About] = {}
+    for method, pattern, verb, names in VERBS:
+        function = getattr(Operations, verb)
+        says, more = _said(function)
+        takes = {name: _argument(verb, name, type_) for name, type_ in arguments_of(function).items() if name not in names}
+        looks = method == "GET"
+        found[method, pattern] = About(
+            id=_camel(verb) if names or "{}" not in pattern else verb, says=says, more=more, tag=MANAGEMENT,
+            names=tuple(_path_name(name) for name in names), query=takes if looks else {"dry_run": _DRY_RUN},
+            takes=None if looks else _object(takes, needed_by(function, names)), needs_body=bool(needed_by(function, names)),
+            gives=_given(verb, function), errors=(404,) if looks else (404, 409, 503),
+            headers={} if looks else {"Clipper-Actor": _ACTOR},
+        )  # fmt: skip
+    if ("GET", "/admin/models/{}") in found:
+        about = found["GET", "/admin/models/{}"]
+        found["GET", "/admin/models/{}"] = msgspec.structs.replace(about, id="modelsNamed", says="Each version of one model.")
+    return found
+
+
+def _said(function: Any) -> tuple[str, str]:
+    text = " ".join((inspect.getdoc(function) or "").split())
+    first, _, rest = text.partition(". ")
+    return first.removesuffix(".").partition(":")[0] if len(first) > 90 else first.removesuffix("."), text if rest else ""
+
+
+def _camel(verb: str) -> str:
+    return re.sub("_(.)", lambda found: found[1].upper(), verb)
+
+
+def _path_name(name: str) -> str:
+    return "model_version" if name == "model" else name
+
+
+def _given(verb: str, function: Any) -> Any:
+    if verb in lists:
+        return list_of(lists[verb], {"type": "string"} if verb == "logs" else {"type": "object"})
+    return CHANGE if get_type_hints(function)["return"] is Change else {"type": "object"}
+
+
+CHANGE: Schema = members(
+    Change,
+    changed={
+        "type": "array",
+        "items": members(Changed, before={}, after={}),
+        "description": "the records, before and after; empty: it was so already",
+    },
+)
+
+
+def _object(properties: Mapping[str, Schema], needed: list[str]) -> Schema:
+    found: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    return {**found, "required": needed} if needed else found
+
+
+def _argument(verb: str, name: str, type_: Any) -> Schema:
+    return _ARGUMENTS.get(f"{verb}.{name}") or _ARGUMENTS.get(name) or msgspec.json.schema(Any if type_ is bytes else type_)
+
+
+_ARGUMENTS: Mapping[str, Schema] = {
+    "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
+    "batching": {"anyOf": [{"enum": [*get_args(get_type_hints(Batching)["mode"]), None]}, {"type": "object", "properties": {}}]},
+    "deploy.model": {"type": "string", "description": "`module:attribute`, or an .onnx or .skops file on the server's host"},
+    "count": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "data": {"type": "string", "contentEncoding": "base64", "description": "the bytes of a file of this `kind`"},
+    "input": _INPUT,
+    "kind": {"enum": ["onnx", "skops"]},
+    "model": _MODEL,
+    "replica": {"type": "integer", "minimum": 0, "maximum": 64},
+    "replicas": _REPLICAS,
+    "share": _SHARE,
+    "version": {"type": ["integer", "null"], "minimum": 1, "maximum": VERSION_MAX},
+}
+
+
+# -- applications, whose settings are members of the body
+
+
+_SETTINGS: Mapping[str, Schema] = {
+    "input": _INPUT,
+    "policy": _POLICY,
+    "decider": {"type": "string", "pattern": "^(all|first|majority)$", "description": "see docs/selection.md"},
+    "missing": {"enum": ["mean", "skip"]},
+    "slo_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": 60_000},
+    "confidence_min": {"type": "number", "minimum": 0, "maximum": 1},
+    "coverage": {"type": ["number", "null"]},
+    "default": {"description": "the answer when nobody is heard: a number, a string, or an array"},
+    "roles": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+
+
+def _applications() -> Table:
+    settings = {name: _SETTINGS.get(name) or msgspec.json.schema(type_) for name, type_ in settings_types.items()}
+    settings.pop("created_us", None)
+    body = _object({"models": {"type": "array", "items": _MODEL}, **settings}, [])
+
+    def about(id: str, says: str, query: Mapping[str, Schema] = {"dry_run": _DRY_RUN}, **more: Any) -> About:  # read only
+        headers = {"Clipper-Actor": _ACTOR}
+        return About(
+            id=id, says=says, tag=MANAGEMENT, names=("name",), headers=headers, query=query, errors=(404, 409, 503), **more
+        )
+
+    record: Schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    at = "/admin/applications/{}"
+    return {
+        ("POST", f"{at}/set"): about("setApplication", "Make one, or change what is named", takes=body, gives=CHANGE),
+        ("PUT", at): about("putApplication", "Make one, or set what is named", takes=body, gives=record, others={201: record}),
+        ("PATCH", at): about("patchApplication", "Change what is named of one that exists", takes=body, gives=record),
+        ("DELETE", at): about("deleteApplication", "Delete one", query={}, gives=None, status=204),
+    }
+
+
+def _moving() -> Table:
+    state: Schema = {"type": "object"}
+    return {
+        ("GET", "/admin/export"): About(
+            id="exportState", says="The state as one file", tag=MANAGEMENT, gives=state, errors=(503,)
+        ),
+        ("POST", "/admin/import"): About(
+            id="importState", says="Add what an export gave", tag=MANAGEMENT, takes=_EXPORTED, gives=CHANGE,
+            query={"dry_run": _DRY_RUN}, headers={"Clipper-Actor": _ACTOR}, errors=(409, 503),
+        ),
+    }  # fmt: skip
+
+
+_EXPORTED: Schema = {"type": "object"}
+
+
+def _asking() -> Table:
+    """As the query listener has it."""
+    asked = of_applications()
+    return {("POST", f"/admin/applications/{{}}/{verb}"): asked["POST", f"/api/{{}}/{verb}"] for verb in ("predict", "feedback")}
