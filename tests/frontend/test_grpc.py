@@ -1,5 +1,6 @@
 """gRPC by grpcio's own channel and our messages: services, deadlines, errors, streams, and the end."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import grpc
 import clipper
 from clipper.errors import AddressInUse, ConfigError
 from clipper.frontend.protocols import message, methods_of, pool
-from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask, beside, total, warm_workers
 
 INFERENCE, APPLICATIONS = "inference.GRPCInferenceService", "clipper.v1.Applications"
 WAY_BACK_MS = 1500  # however busy this machine is, a reply is at the client before the call's deadline
@@ -94,6 +95,9 @@ def server() -> Iterator[clipper.ClipperServer]:
     with start(grpc={"address": "127.0.0.1:0", **limits}) as started:
         started.deploy("sum", total, input="f64[3]")
         started.deploy("whole", total, input="i32[2]")
+        started.deploy("beside", beside, input="f64[3]")
+        started.app("beside", models=["beside"], slo_ms=5000)
+        started.app("personal", models=["sum"], slo_ms=5000, policy="linucb")
         started.deploy("words", lambda rows: [row.upper() for row in rows], input="str")
         started.deploy("stuck", slow, input="f64[1]", cache=False)
         started.app("total", models=["sum"], slo_ms=5000)
@@ -214,6 +218,79 @@ def test_load_and_unload_are_for_management(client: Client) -> None:
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
     assert client.refused(INFERENCE, "RepositoryModelUnload", model_name="sun").code() is grpc.StatusCode.NOT_FOUND
     assert details_of(error)[0].reason == "forbidden"
+
+
+# -- what goes along with a query
+
+
+def test_qualifiers_and_the_callers_id(client: Client) -> None:
+    answer = client(APPLICATIONS, "Predict", application="beside", input=numbers(1, 2, 3), request_id="mine-1")
+    assert answer.request_id == "mine-1"
+    said = answer.qualifiers["beside:1"].values
+    assert (said["quality"].whole, said["note"].text) == (3, "fine")
+    parameters = client.infer("beside", [[1, 2, 3]], id="mine-2").parameters
+    assert parameters["request_id"].string_param == "mine-2"
+    assert json.loads(parameters["qualifiers"].string_param) == {"beside:1": {"quality": 3, "note": "fine"}}
+    replies = client(APPLICATIONS, "PredictMany", application="total", inputs=[numbers(1, 2, 3)] * 2, request_id="all").replies
+    assert [reply.prediction.request_id for reply in replies] == ["all", "all"]
+    error = client.refused(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3), request_id="x" * 1000)
+    assert "the request's id" in error.details()
+
+
+def test_the_callers_id_may_be_metadata(server: clipper.ClipperServer) -> None:
+    client = Client(server.grpc_address, metadata=[("x-request-id", "mine-3")])
+    assert client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3)).request_id == "mine-3"
+    assert client.infer("total", [[1, 2, 3]]).parameters["request_id"].string_param == "mine-3"
+    client.channel.close()
+
+
+def test_a_context_is_a_parameter(client: Client) -> None:
+    request = tensor_of("personal", [[1, 2, 3]])
+    request.parameters["context"].string_param = "[0.5, 2]"
+    request.parameters["user"].string_param = "ann"
+    assert np.frombuffer(client(INFERENCE, "ModelInfer", request).raw_output_contents[0]) == [6.0]
+    answer = client(APPLICATIONS, "Predict", application="personal", input=numbers(1, 2, 3), context=[0.5, 2])
+    assert answer.output.number == 6
+    for wrong, why in (('["a"]', "context"), ("[", "no JSON")):
+        request.parameters["context"].string_param = wrong
+        error = client.refused(INFERENCE, "ModelInfer", request)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert why in error.details()
+    many = tensor_of("personal", np.zeros((50, 3)))
+    many.parameters["context"].string_param = "[0.5, 2]"
+    assert "no context" in client.refused(INFERENCE, "ModelInfer", many).details()
+
+
+def test_calls_are_counted(server: clipper.ClipperServer, client: Client) -> None:
+    def counted() -> tuple[float, ...]:
+        samples = server._frontends.scrape.metrics.collect()  # type: ignore[union-attr]
+        names = ("OK", "NOT_FOUND")
+        found = [samples.get("clipper_grpc_requests_total", APPLICATIONS, "Predict", code) or 0 for code in names]
+        took = samples.get("clipper_grpc_request_duration_seconds", APPLICATIONS, "Predict")
+        sent = samples.get("clipper_grpc_stream_messages_total", APPLICATIONS, "PredictStream") or 0
+        return (*found, took.count if took else 0, sent, samples.get("clipper_grpc_calls"))
+
+    before = counted()
+    client(APPLICATIONS, "Predict", application="total", input=numbers(1, 2, 3))
+    client.refused(APPLICATIONS, "Predict", application="totl", input=numbers(1, 2, 3))
+    sent = [message("clipper.v1.PredictRequest")(application="total", input=numbers(1, 2, 3))] * 3
+    assert len(list(client.method(APPLICATIONS, "PredictStream")(iter(sent), timeout=PATIENCE_S))) == 3
+    await_that(lambda: counted() == (before[0] + 1, before[1] + 1, before[2] + 2, before[3] + 3, 0))
+
+
+def test_too_many_calls_are_told_when_to_come_again() -> None:
+    with start(grpc={"address": "127.0.0.1:0", "calls_max": 2}) as server:
+        server.deploy("stuck", slow, input="f64[1]", cache=False)
+        client = Client(server.grpc_address)
+        ask_one = client.method(INFERENCE, "ModelInfer").future
+        asked = [ask_one(tensor_of("stuck", [[i]], timeout=20_000_000)) for i in range(10)]
+        errors = [error for future in asked if (error := future.exception(PATIENCE_S)) is not None]
+        assert len(errors) == 8
+        info, retry = details_of(errors[0])
+        assert (errors[0].code(), info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded")
+        assert "grpc.calls_max" in errors[0].details()
+        assert retry.retry_delay.ToMilliseconds() > 0
+        client.channel.close()
 
 
 # -- deadlines

@@ -17,7 +17,7 @@ from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
 from clipper.frontend.scrape import Scrape
-from clipper.metrics import HttpCounts, TlsCounts
+from clipper.metrics import GrpcCounts, HttpCounts, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import TlsFiles, admin_tls, query_tls
@@ -40,9 +40,9 @@ class Frontends:
         RestV2(node).add_to(self.routes)
         Repository(node).add_to(self.admin_routes)
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
-        self._access = Access()
+        self._access, self._grpc_counts = Access(), GrpcCounts()
         self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
-        scrape = Scrape(node, (*self._counts.values(), *(self._tls_counts[key] for key in self._tls())))
+        scrape = self.scrape = Scrape(node, (*self._counts.values(), self._grpc_counts, *(self._tls_counts[key] for key in self._tls())))
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:
             scrape.add_to(self.routes)
@@ -92,7 +92,7 @@ class Frontends:
                 raise
             hint = 'pip install "clipper-serving[grpc]".'
             raise ConfigError(f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint) from None
-        grpc = Grpc(self._node, self._make_ear, self._access)
+        grpc = Grpc(self._node, self._make_ear, self._access, self._grpc_counts)
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address
 

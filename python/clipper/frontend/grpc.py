@@ -20,19 +20,23 @@ from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
 from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
 from clipper.frontend.grpc_v2 import InferenceService
 from clipper.frontend.node import Node
+from clipper.metrics import GrpcCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import GrpcSettings
 from clipper.tls import Certificate, Pem
 
 _WORKERS = 4
+_REFUSED_MAX = 1024  # calls that are being told that there are too many; more than these grpcio turns away without a word
 _GRACE_S = 1.0  # for the last replies to leave, once every query has ended
 
 
 class Grpc:
     """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
 
-    def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], access: Access) -> None:
-        self._node, self._make_ear, self._access = node, make_ear, access
+    def __init__(
+        self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], access: Access, counts: GrpcCounts
+    ) -> None:
+        self._node, self._make_ear, self._access, self._counts = node, make_ear, access, counts
         self.address = ""
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
@@ -70,8 +74,8 @@ class Grpc:
 
     async def _listen(self, ear: Ear) -> None:
         settings = self._node.config.grpc
-        self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max)
-        self._calls = calls = Calls(self._node, ear, self._workers, self._access.keys)
+        self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX)
+        self._calls = calls = Calls(self._node, ear, self._workers, self._counts, self._access.keys)
         mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION)
         for service in (InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))

@@ -10,10 +10,11 @@ import numpy as np
 from clipper.errors import ClipperError, InvalidInput
 from clipper.frontend import v2
 from clipper.frontend.answers import answer_of
-from clipper.frontend.grpc_calls import Calls, code_of, known, retry_s_of, text_of
+from clipper.frontend.grpc_calls import Call, Calls, code_of, known, retry_s_of, text_of
 from clipper.frontend.inputs import input_of, numpy_dtype
 from clipper.frontend.messages import to_json
 from clipper.frontend.protocols import message
+from clipper.serving.application import request_id
 from clipper.serving.ear import Future
 from clipper.serving.feedback import truth_of, weight_of
 from clipper.serving.observe import observe
@@ -37,26 +38,27 @@ class ApplicationService:
         }  # fmt: skip
         self.handlers = calls.handlers(SERVICE, each)
 
-    async def predict(self, request: Any, context: Any) -> Any:
-        return await self._predict(request, context, True)
+    async def predict(self, request: Any, call: Call) -> Any:
+        return await self._predict(request, call, True)
 
-    async def _predict(self, request: Any, context: Any, until_deadline: bool) -> Any:
+    async def _predict(self, request: Any, call: Call, until_deadline: bool) -> Any:
         question = self._node.question(request.application)
         row = row_of(request.input, input_of(question), "input")
-        slo_us = self._slo_us(request, question, context, until_deadline)
-        future = predict(question, row, request.user or None, slo_us, request.salt, _context(request))
+        slo_us = self._slo_us(request, question, call, until_deadline)
+        id = request_id(request.request_id) or call.request_id
+        future = predict(question, row, request.user or None, slo_us, request.salt, _context(request), id)
         await self._calls.done((future,))
         return _prediction(future, question)
 
-    def _slo_us(self, request: Any, question: Question, context: Any, until_deadline: bool) -> int:
+    def _slo_us(self, request: Any, question: Question, call: Call, until_deadline: bool) -> int:
         """until_deadline: a query without an SLO of its own has what the call has."""
         if request.slo_ms:
             given_us: int | None = self._node.slo_us(request.slo_ms, 0)
         else:
             given_us = None if until_deadline else question.slo_us
-        return self._calls.slo_us(context, given_us, question.slo_us)
+        return self._calls.slo_us(call, given_us, question.slo_us)
 
-    async def predict_many(self, request: Any, context: Any) -> Any:
+    async def predict_many(self, request: Any, call: Call) -> Any:
         """All are read before one is asked. A query's error is its own; when there is no answer at all, it is the call's."""
         most = self._node.config.grpc.queries_max
         if not 1 <= len(request.inputs) <= most:
@@ -65,22 +67,23 @@ class ApplicationService:
         question = self._node.question(request.application)
         type_ = input_of(question)
         rows = [row_of(value, type_, f"inputs[{i}]") for i, value in enumerate(request.inputs)]
-        slo_us = self._slo_us(request, question, context, True)
-        asked = [predict(question, row, request.user or None, slo_us, request.salt, _context(request)) for row in rows]
+        slo_us = self._slo_us(request, question, call, True)
+        user, context, id = request.user or None, _context(request), request_id(request.request_id) or call.request_id
+        asked = [predict(question, row, user, slo_us, request.salt, context, id) for row in rows]
         await self._calls.done(asked)
         return message("clipper.v1.PredictManyReply")(replies=_replies(asked, question))
 
-    async def predict_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def predict_stream(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         async def answer(request: Any) -> Any:
             try:
-                return _REPLY(prediction=await self._predict(request, context, False))
+                return _REPLY(prediction=await self._predict(request, call, False))
             except Exception as error:
                 return _failure(known(error))
 
         async for reply in self._calls.in_order(requests, answer):
             yield reply
 
-    async def feedback(self, request: Any, context: Any) -> Any:
+    async def feedback(self, request: Any, call: Call) -> Any:
         question = self._node.question(request.application)
         row = row_of(request.input, input_of(question), "input") if request.HasField("input") else None
         what = request.WhichOneof("what")
@@ -163,11 +166,18 @@ def _context(request: Any) -> Any:
 
 def _prediction(future: Future, question: Question) -> Any:
     answer = answer_of(future, question)
-    return _PREDICTION(
+    made = _PREDICTION(
         id=answer.id, output=_value_of(answer.output), confidence=answer.confidence, default=answer.is_default,
         reason=answer.reason, models=[_name_of(model) for model in answer.models],
         missing=[_name_of(model) for model in answer.missing], agreement=answer.agreement, latency_us=answer.latency_us,
+        request_id=answer.request_id, decided_by=answer.decided_by if answer.decided_by != "all" else "",
+        set=[_value_of(label) for label in answer.set],
     )  # fmt: skip
+    for model, said in answer.qualifiers.items():
+        values = made.qualifiers[_name_of(model)].values
+        for name, value in said.items():
+            values[name].CopyFrom(_value_of(value))
+    return made
 
 
 def _failure(error: ClipperError) -> Any:

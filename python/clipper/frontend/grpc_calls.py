@@ -22,12 +22,16 @@ from clipper.frontend.api_keys import ApiKeys
 from clipper.frontend.messages import retry_after_s
 from clipper.frontend.node import Node
 from clipper.frontend.protocols import message, methods_of
+from clipper.metrics.grpc_counts import GrpcCounts, MethodCounts
+from clipper.metrics.http_counts import now_ns
+from clipper.serving.application import fits_id
 from clipper.serving.ear import Ear, Future
 
 _log = logging.getLogger(__name__)
 _TEXT_MAX = 1000  # of a client's 8 KiB of metadata
 _RETRIABLE: Final = frozenset((grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
 _STATUS, _RETRY, _INFO = (message(f"google.rpc.{name}") for name in ("Status", "RetryInfo", "ErrorInfo"))
+_CALLS_RETRY_S = 0.1
 _OPEN_TO_ALL: Final = ("grpc.health.v1.Health",)
 _KINDS: Final = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -36,11 +40,39 @@ _KINDS: Final = {
 }
 
 
+class Call:
+    """One call, as a service sees it. Threads: the event loop's. began_ns: of the monotonic clock."""
+
+    __slots__ = ("_metadata", "began_ns", "context")
+
+    def __init__(self, context: Any) -> None:
+        self.context, self.began_ns = context, now_ns()
+        self._metadata: dict[str, Any] | None = None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """By name; of those that come twice, the last."""
+        if self._metadata is None:
+            self._metadata = dict(self.context.invocation_metadata() or ())
+        return self._metadata
+
+    @property
+    def authorization(self) -> bytes:
+        return str(self.metadata.get("authorization", "")).encode()
+
+    @property
+    def request_id(self) -> str:
+        """Of x-request-id, if it is one; else empty."""
+        given = self.metadata.get("x-request-id", "")
+        return given if isinstance(given, str) and fits_id(given) else ""
+
+
 class Calls:
     """Threads: the event loop's. `closing` is set once no further query is taken."""
 
-    def __init__(self, node: Node, ear: Ear, workers: Executor, keys: ApiKeys | None = None) -> None:
-        self.node, self._keys = node, keys
+    def __init__(self, node: Node, ear: Ear, workers: Executor, counts: GrpcCounts, keys: ApiKeys | None = None) -> None:
+        self.node, self._counts, self._keys = node, counts, keys
+        self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
         self._ear, self._workers = ear, workers
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
@@ -60,19 +92,19 @@ class Calls:
                 future.cancel()
             raise
 
-    def manages(self, context: Any) -> bool:
+    def manages(self, call: "Call") -> bool:
         """Whether a call shows the token of management."""
         token = self.node.config.http.token
-        return bool(token) and hmac.compare_digest(_authorization(context), f"Bearer {token}".encode())
+        return bool(token) and hmac.compare_digest(call.authorization, f"Bearer {token}".encode())
 
     async def work(self, run: Callable[[], Any]) -> Any:
         """What `run` returns, on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, run)
 
-    def slo_us(self, context: Any, given_us: int | None, otherwise_us: int) -> int:
+    def slo_us(self, call: "Call", given_us: int | None, otherwise_us: int) -> int:
         """How long a query has: what it asks for itself, else until the call's deadline, else `otherwise_us`; never beyond the
         call's deadline, less the reply's way back. DeadlineExceeded when that leaves nothing."""
-        remaining_s: float | None = context.time_remaining()
+        remaining_s: float | None = call.context.time_remaining()
         if remaining_s is None:
             return otherwise_us if given_us is None else given_us
         left_us: int = math.floor(remaining_s * 1e6) - self._way_back_us
@@ -91,13 +123,63 @@ class Calls:
         keys = None if service in _OPEN_TO_ALL else self._keys
         for method in methods_of(service):
             make = _KINDS[method.client_streaming, method.server_streaming]
+            counts = self._counts.method(service, method.name, method.server_streaming)
+            begin = functools.partial(self._begin, keys)
             read = _reader(message(method.input_type.full_name), method.client_streaming)
-            handle = each[method.name] if keys is None else _checked(each[method.name], keys, method.server_streaming)
             found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
-                (_streaming if method.server_streaming else _calling)(handle, read),
+                (self._streaming if method.server_streaming else self._calling)(each[method.name], read, begin, counts),
                 response_serializer=message(method.output_type.full_name).SerializeToString,
             )
         return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
+
+    def _begin(self, keys: ApiKeys | None, call: Call) -> None:
+        """NotAllowed; Overloaded when there are too many."""
+        if self._counts.under_way > self._calls_max:
+            hint = "See grpc.calls_max."
+            raise Overloaded(f"{self._calls_max} calls are under way already.", retry_after_s=_CALLS_RETRY_S, hint=hint)
+        if keys is not None:
+            keys.check(call.authorization)
+
+    def _calling(self, handle: Any, read: Callable[[Any], Any], begin: Callable[[Call], None], counts: MethodCounts) -> Any:
+        everything = self._counts
+
+        async def serve(request: Any, context: Any) -> Any:
+            call, code = Call(context), "CANCELLED"
+            everything.under_way += 1
+            try:
+                begin(call)
+                reply = await handle(read(request), call)
+                code = "OK"
+                return reply
+            except Exception as error:
+                code = _code_name(error)
+                return await _abort(context, error)
+            finally:
+                everything.under_way -= 1
+                counts.count(code, call.began_ns)
+
+        return serve
+
+    def _streaming(self, handle: Any, read: Callable[[Any], Any], begin: Callable[[Call], None], counts: MethodCounts) -> Any:
+        everything = self._counts
+
+        async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
+            call, code = Call(context), "CANCELLED"
+            everything.under_way += 1
+            try:
+                begin(call)
+                async for reply in handle(read(requests), call):
+                    counts.messages += 1
+                    yield reply
+                code = "OK"
+            except Exception as error:
+                code = _code_name(error)
+                await _abort(context, error)
+            finally:
+                everything.under_way -= 1
+                counts.count(code, call.began_ns)
+
+        return serve
 
     async def in_order(self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]) -> AsyncIterator[Any]:
         """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under way. `answer` tells errors as
@@ -123,23 +205,6 @@ class Calls:
             while not under_way.empty():
                 if (left := under_way.get_nowait()) is not None:
                     left.cancel()
-
-
-def _authorization(context: Any) -> bytes:
-    return next((value.encode() for name, value in context.invocation_metadata() if name == "authorization"), b"")
-
-
-def _checked(handle: Any, keys: ApiKeys, is_stream: bool) -> Any:
-    async def call(request: Any, context: Any) -> Any:
-        keys.check(_authorization(context))
-        return await handle(request, context)
-
-    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        keys.check(_authorization(context))
-        async for reply in handle(request, context):
-            yield reply
-
-    return stream if is_stream else call
 
 
 def _settle(waiter: "asyncio.Future[None]", _: Future) -> None:
@@ -175,27 +240,6 @@ def _reader(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
     return read_all if is_stream else read
 
 
-def _calling(handle: Any, read: Callable[[Any], Any]) -> Any:
-    async def call(request: Any, context: Any) -> Any:
-        try:
-            return await handle(read(request), context)
-        except Exception as error:
-            return await _abort(context, error)
-
-    return call
-
-
-def _streaming(handle: Any, read: Callable[[Any], Any]) -> Any:
-    async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async for reply in handle(read(requests), context):
-                yield reply
-        except Exception as error:
-            await _abort(context, error)
-
-    return call
-
-
 # -- failing
 
 
@@ -205,6 +249,10 @@ def known(error: Exception) -> ClipperError:
         return error
     _log.error("a call failed", exc_info=error)
     return ClipperError("an internal error; the server's log has it.")
+
+
+def _code_name(error: Exception) -> str:
+    return error.grpc_code if isinstance(error, ClipperError) else "INTERNAL"
 
 
 def code_of(error: ClipperError) -> "grpc.StatusCode":

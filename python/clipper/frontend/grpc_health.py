@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 
 from clipper.errors import UnknownApplication
-from clipper.frontend.grpc_calls import Calls
+from clipper.frontend.grpc_calls import Call, Calls
 from clipper.frontend.protocols import message, pool
 
 HEALTH: Final = "grpc.health.v1.Health"
@@ -27,14 +27,14 @@ class Health:
         self._response = message("grpc.health.v1.HealthCheckResponse")
         self.handlers = calls.handlers(HEALTH, {"Check": self.check, "Watch": self.watch})
 
-    async def check(self, request: Any, context: Any) -> Any:
+    async def check(self, request: Any, call: Call) -> Any:
         status = await self._calls.work(lambda: self._status(request.service))
         if status == _SERVICE_UNKNOWN:
             known = {*self._services, *self._calls.node.catalog.view.applications}
             raise UnknownApplication.named(request.service[:200], known)
         return self._response(status=status)
 
-    async def watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def watch(self, request: Any, call: Call) -> AsyncIterator[Any]:
         """Its status, and again whenever that changes."""
         told = None
         while not self._calls.closing.is_set():
@@ -69,7 +69,7 @@ class Reflection:
         older = ("grpc.reflection.v1alpha.ServerReflection",)  # the same messages, under the name that older tools call
         self.handlers = calls.handlers(REFLECTION, {"ServerReflectionInfo": self.info}, older)
 
-    async def info(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def info(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         async def answer(request: Any) -> Any:
             return self._response(valid_host=request.host, original_request=request, **self._about(request))
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from clipper.frontend import v2_rpc
-from clipper.frontend.grpc_calls import Calls, known, text_of
+from clipper.frontend.grpc_calls import Call, Calls, known, text_of
 from clipper.frontend.protocols import message
 from clipper.frontend.repository import Repository
 from clipper.frontend.v2_models import ModelsV2, Target, timeout_ms
@@ -31,49 +31,49 @@ class InferenceService:
         }  # fmt: skip
         self.handlers = calls.handlers(SERVICE, each)
 
-    async def live(self, request: Any, context: Any) -> Any:
+    async def live(self, request: Any, call: Call) -> Any:
         return _response("ServerLive")(live=True)
 
-    async def ready(self, request: Any, context: Any) -> Any:
+    async def ready(self, request: Any, call: Call) -> Any:
         return _response("ServerReady")(ready=not await self._calls.work(self._node.unready))
 
-    async def server(self, request: Any, context: Any) -> Any:
+    async def server(self, request: Any, call: Call) -> Any:
         return _response("ServerMetadata")(**self._models.server())
 
-    async def model_ready(self, request: Any, context: Any) -> Any:
+    async def model_ready(self, request: Any, call: Call) -> Any:
         target = self._models.target(request.name, request.version)
         return _response("ModelReady")(ready=await self._calls.work(lambda: self._models.is_ready(target)))
 
-    async def metadata(self, request: Any, context: Any) -> Any:
+    async def metadata(self, request: Any, call: Call) -> Any:
         return _response("ModelMetadata")(**self._models.metadata(self._models.target(request.name, request.version)))
 
-    async def config(self, request: Any, context: Any) -> Any:
+    async def config(self, request: Any, call: Call) -> Any:
         found = self._models.config(self._models.target(request.name, request.version))
         return _response("ModelConfig")(config=found)
 
-    async def statistics(self, request: Any, context: Any) -> Any:
+    async def statistics(self, request: Any, call: Call) -> Any:
         found = await self._calls.work(lambda: self._models.statistics(request.name, request.version))
         return _response("ModelStatistics")(**found)
 
-    async def index(self, request: Any, context: Any) -> Any:
+    async def index(self, request: Any, call: Call) -> Any:
         return _response("RepositoryIndex")(models=await self._calls.work(lambda: self._models.index(request.ready)))
 
-    async def load(self, request: Any, context: Any) -> Any:
-        load = self._repository.load_named if self._calls.manages(context) else self._models.load
+    async def load(self, request: Any, call: Call) -> Any:
+        load = self._repository.load_named if self._calls.manages(call) else self._models.load
         await self._calls.work(lambda: load(request.model_name))
         return _response("RepositoryModelLoad")()
 
-    async def unload(self, request: Any, context: Any) -> Any:
-        unload = self._repository.unload_named if self._calls.manages(context) else self._models.unload
+    async def unload(self, request: Any, call: Call) -> Any:
+        unload = self._repository.unload_named if self._calls.manages(call) else self._models.unload
         await self._calls.work(lambda: unload(request.model_name))
         return _response("RepositoryModelUnload")()
 
     # -- asking
 
-    async def infer(self, request: Any, context: Any) -> Any:
-        return await self._infer(request, context, True)
+    async def infer(self, request: Any, call: Call) -> Any:
+        return await self._infer(request, call, True)
 
-    async def _infer(self, request: Any, context: Any, until_deadline: bool) -> Any:
+    async def _infer(self, request: Any, call: Call, until_deadline: bool) -> Any:
         """until_deadline: the query has what the call has. Else (of a stream) no more than that."""
         models = self._models
         target: Target = models.target(request.model_name, request.model_version)
@@ -81,21 +81,21 @@ class InferenceService:
         rows = models.rows(target, asked)
         given_ms = timeout_ms(asked)
         named_us = models.slo_us(target, rows, given_ms)
-        slo_us = self._calls.slo_us(context, None if until_deadline and given_ms is None else named_us, named_us)
+        slo_us = self._calls.slo_us(call, None if until_deadline and given_ms is None else named_us, named_us)
         if models.is_array(rows):
-            asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us))
+            asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us, call.request_id))
         else:
-            asking = models.ask(target, rows, asked, slo_us)
+            asking = models.ask(target, rows, asked, slo_us, call.request_id)
         await self._calls.done(asking.futures)
         outputs, parameters = asking.inferred()
         return v2_rpc.encode(target.name, target.answered_version, asked.id, outputs, parameters)
 
-    async def stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def stream(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """An error is its request's, and the stream goes on."""
 
         async def answer(request: Any) -> Any:
             try:
-                found = await self._infer(request, context, False)
+                found = await self._infer(request, call, False)
             except Exception as error:
                 return _response("ModelStreamInfer")(error_message=text_of(known(error)), infer_response={"id": request.id})
             if request.parameters["triton_enable_empty_final_response"].bool_param:

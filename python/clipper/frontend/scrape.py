@@ -9,14 +9,14 @@ from clipper.errors import ClipperError, InvalidInput, did_you_mean
 from clipper.frontend.messages import Outcome, Request, Response, Work
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
-from clipper.metrics import CONTENT_TYPES, HttpCounts, Metrics, TlsCounts, influx, openmetrics, prometheus
+from clipper.metrics import CONTENT_TYPES, Counts, Metrics, influx, openmetrics, prometheus
 from clipper.serving.application import ApplicationHandle
 
 
 class Scrape:
     """Threads: any. Collections run on worker threads."""
 
-    def __init__(self, node: Node, counts: Sequence[HttpCounts | TlsCounts]) -> None:
+    def __init__(self, node: Node, counts: Sequence[Counts]) -> None:
         self._node = node
         most = node.config.http.metrics_names_max
         self.metrics = Metrics(node.version, node.stats, self._slos_s, self._shares, most, counts)

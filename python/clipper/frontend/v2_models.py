@@ -13,12 +13,13 @@ from clipper.errors import Forbidden, InvalidInput, UnknownModel, UnknownVersion
 from clipper.frontend import v2
 from clipper.frontend.answers import answer_of, answers_of
 from clipper.frontend.inputs import input_of
+from clipper.frontend.messages import to_json
 from clipper.frontend.node import Node
 from clipper.serving.application import array_slo_in_us, fits_id
 from clipper.serving.arrays import predict_array
 from clipper.serving.ear import Future
 from clipper.serving.processor import Question, predict
-from clipper.types import InputType, Model, PredictionRequest
+from clipper.types import Answer, InputType, Model, PredictionRequest
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
 _SINGLY_MAX = 32
@@ -61,6 +62,7 @@ class Asking(msgspec.Struct):
         parameters: dict[str, Any] = {"default": True, "reason": "; ".join(reasons)} if reasons else {}
         if len(answers) == 1:
             parameters |= {"prediction_id": answers[0].id, "confidence": answers[0].confidence}
+            parameters |= _beside(answers[0])
         return Inferred([answer.output for answer in answers], parameters)
 
 
@@ -172,10 +174,13 @@ class ModelsV2:
     def ask(self, target: Target, rows: Any, asked: v2.InferRequest, slo_us: int, id: str = "") -> Asking:
         """id: of the request; that in `asked` when there is none."""
         question, user, salt = target.question, _user(asked), _whole(asked, "salt", 0)
+        context = _context(asked)
         if self.is_array(rows):
+            if context is not None:
+                raise InvalidInput(f"an array of more than {_SINGLY_MAX} rows has no context.", hint="Send fewer rows at once.")
             return Asking([predict_array(question, rows, user, slo_us, salt)], question, True)
         id = id or (asked.id if fits_id(asked.id) else "")
-        return Asking([predict(question, row, user, slo_us, salt, None, id) for row in rows], question, False)
+        return Asking([predict(question, row, user, slo_us, salt, context, id) for row in rows], question, False)
 
 
 def timeout_ms(asked: v2.InferRequest) -> float | None:
@@ -191,6 +196,31 @@ def _whole(asked: v2.InferRequest, key: str, otherwise: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InvalidInput(f"parameters.{key} = {str(value)[:40]!r}: it is a whole number from 0.")
     return value
+
+
+def _context(asked: v2.InferRequest) -> Any:
+    """`parameters.context`: a list, or its JSON where parameters are no lists."""
+    context = asked.parameters.get("context")
+    if isinstance(context, str):
+        try:
+            context = msgspec.json.decode(context)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"parameters.context is no JSON: {error}.", hint="Write '[0.5, 2]'.") from None
+    return context
+
+
+def _beside(answer: Answer) -> dict[str, Any]:
+    """What there is to say of an answer, as parameters, which are no objects: qualifiers are their JSON."""
+    said: dict[str, Any] = {}
+    if answer.request_id:
+        said["request_id"] = answer.request_id
+    if answer.decided_by not in ("", "all"):
+        said["decided_by"] = answer.decided_by
+    if answer.set:
+        said["set"] = to_json(answer.set).decode()
+    if answer.qualifiers:
+        said["qualifiers"] = to_json({str(model): given for model, given in answer.qualifiers.items()}).decode()
+    return said
 
 
 def _user(asked: v2.InferRequest) -> str | None:

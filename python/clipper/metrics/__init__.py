@@ -1,7 +1,8 @@
 """Metrics: their names, what they are made of, and the texts in which others read them."""
 
-from clipper.metrics.collect import Metrics
+from clipper.metrics.collect import Counts, Metrics
 from clipper.metrics.families import FAMILIES, Family
+from clipper.metrics.grpc_counts import GrpcCounts
 from clipper.metrics.http_counts import HttpCounts, TlsCounts
 from clipper.metrics.samples import OTHER, Samples
 from clipper.metrics.text import CONTENT_TYPES, influx, openmetrics, prometheus
@@ -10,7 +11,9 @@ __all__ = [
     "CONTENT_TYPES",
     "FAMILIES",
     "OTHER",
+    "Counts",
     "Family",
+    "GrpcCounts",
     "HttpCounts",
     "Metrics",
     "Samples",

@@ -8,10 +8,9 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from clipper.metrics import process
-from clipper.metrics.http_counts import HttpCounts, TlsCounts
 from clipper.metrics.samples import Cap, Labels, Samples
 
 _ALWAYS = frozenset(("ok", "full", "deadline", "dropped", "no_replica", "replica_lost", "model_error", "bad_output"))
@@ -22,19 +21,26 @@ Stats = Mapping[str, Any]
 Shares = Mapping[str, Mapping[str, float]]
 
 
+class Counts(Protocol):
+    """What a frontend counts by itself."""
+
+    def collect(self, into: Samples) -> None: ...
+
+
 class Metrics:
     """Threads: any; collections wait for each other.
 
     stats: `ClipperServer.stats`.  slos_s: each application's SLO.  shares: what each application's policy has learned, by model.
     names_max: how many models, and how many applications, have series of their own; four times as many pairs of both.
+    beside: what else counts.
     """
 
     def __init__(
         self, version: str, stats: Callable[[], Stats], slos_s: Callable[[], Mapping[str, float]], shares: Callable[[], Shares],
-        names_max: int, http: Sequence[HttpCounts | TlsCounts] = (),
+        names_max: int, beside: Sequence[Counts] = (),
     ) -> None:  # fmt: skip
         self._version = version
-        self._stats, self._slos_s, self._shares, self._http = stats, slos_s, shares, http
+        self._stats, self._slos_s, self._shares, self._beside = stats, slos_s, shares, beside
         self._apps, self._models, self._pairs = Cap(names_max), Cap(names_max), Cap(_PAIRS_A_NAME * names_max)
         self._lock = threading.Lock()
         self._took_s = 0.0
@@ -57,7 +63,7 @@ class Metrics:
         found.add_all(self._models.keep(models))
         found.add_all(self._of_applications(stats["applications"], rest))
         of_server(stats, found)
-        for counts in self._http:
+        for counts in self._beside:
             counts.collect(found)
         found.add("clipper_build_info", 1, self._version, platform.python_version())
         found.add("clipper_scrape_duration_seconds", self._took_s)

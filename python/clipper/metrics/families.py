@@ -43,6 +43,7 @@ _NONE: Final = ()
 _APP: Final = ("application",)
 _MODEL: Final = ("model", "version")
 _BOTH: Final = ("application", "model", "version")
+_RPC: Final = ("service", "method")
 _HTTP: Final = ("listener", "method", "route")
 
 _TABLE: Final = (
@@ -105,6 +106,11 @@ _TABLE: Final = (
     Family("clipper_http_requests_total", "counter", (*_HTTP, "code"), "Requests answered."),
     _latency("clipper_http_request_duration_seconds", _HTTP, "From a request read to its response handed to the kernel."),
     Family("clipper_http_connections", "gauge", ("listener",), "Clients connected."),
+    # gRPC
+    Family("clipper_grpc_requests_total", "counter", (*_RPC, "code"), "Calls that have ended, streams as a whole."),
+    _latency("clipper_grpc_request_duration_seconds", _RPC, "From a call read to its response handed over; not of streams."),
+    Family("clipper_grpc_stream_messages_total", "counter", _RPC, "Responses sent in streams."),
+    Family("clipper_grpc_calls", "gauge", _NONE, "Calls under way, streams included."),
     # TLS
     Family(
         "clipper_tls_handshakes_total", "counter", ("listener", "outcome"),

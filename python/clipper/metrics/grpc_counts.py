@@ -1,0 +1,51 @@
+"""Calls by method and code, and how long they took: counted on the event loop's thread, read by any."""
+
+from clipper.metrics.http_counts import now_ns
+from clipper.metrics.samples import Samples
+from clipper_core.histogram import LatencyHistogram, Snapshot
+
+
+class MethodCounts:
+    """Of one method. Threads: count from one; the rest any."""
+
+    __slots__ = ("_durations", "_is_stream", "by_code", "messages", "method", "service")
+
+    def __init__(self, service: str, method: str, is_stream: bool) -> None:
+        self.service, self.method, self._is_stream = service, method, is_stream
+        self.by_code: dict[str, int] = {}
+        self.messages = 0
+        self._durations = LatencyHistogram()
+
+    def count(self, code: str, began_ns: int) -> None:
+        """How long a stream was open says nothing of the queries in it."""
+        self.by_code[code] = self.by_code.get(code, 0) + 1
+        if not self._is_stream:
+            self._durations.record((now_ns() - began_ns) // 1000)
+
+    def collect(self, into: Samples) -> None:
+        for code, count in self.by_code.copy().items():
+            into.add("clipper_grpc_requests_total", count, self.service, self.method, code)
+        if self.by_code and not self._is_stream:
+            took: Snapshot = self._durations.snapshot()
+            into.add("clipper_grpc_request_duration_seconds", took, self.service, self.method)
+        if self._is_stream and (self.by_code or self.messages):
+            into.add("clipper_grpc_stream_messages_total", self.messages, self.service, self.method)
+
+
+class GrpcCounts:
+    """Threads: as its methods'."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self._methods: list[MethodCounts] = []
+
+    def method(self, service: str, method: str, is_stream: bool) -> MethodCounts:
+        found = MethodCounts(service, method, is_stream)
+        self._methods.append(found)
+        return found
+
+    def collect(self, into: Samples) -> None:
+        if self._methods:
+            into.add("clipper_grpc_calls", self.under_way)
+        for method in tuple(self._methods):
+            method.collect(into)
