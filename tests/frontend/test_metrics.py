@@ -20,7 +20,7 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.metrics import FAMILIES, OTHER
+from clipper.metrics import FAMILIES, OTHER, GrpcCounts, Samples, prometheus
 from clipper.metrics.grafana import dashboard
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 
@@ -270,10 +270,18 @@ def expressions() -> list[str]:
     return [*panels, *choices, *re.findall(r"expr: (.*(?:\n {10}.*)*)", ALERTS.read_text())]
 
 
+def of_grpc() -> Samples:
+    counts, samples = GrpcCounts(), Samples()
+    counts.method("s", "m", False).count("OK", 0)
+    counts.method("s", "stream", True).count("OK", 0)
+    counts.collect(samples)
+    return samples
+
+
 def test_dashboard_and_alerts_ask_for_what_there_is(server: clipper.ClipperServer) -> None:
     app = server.app("learns")
     app.feedback(app.predict([1.0, 1.0, 2.0]).result(PATIENCE_S), label=4.0)
-    there = {name for name, _ in scrape(server)}
+    there = {name for name, _ in scrape(server)} | {name for name, _ in series(prometheus(of_grpc()))}
     labels_of = {name: family.labels for name, family in FAMILIES.items()}
     named = 0
     for expression in expressions():

@@ -42,7 +42,8 @@ class Frontends:
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = Access(), GrpcCounts()
         self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
-        scrape = self.scrape = Scrape(node, (*self._counts.values(), self._grpc_counts, *(self._tls_counts[key] for key in self._tls())))
+        tls_counts = [self._tls_counts[key] for key in self._tls()]
+        scrape = self.scrape = Scrape(node, (*self._counts.values(), self._grpc_counts, *tls_counts))
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:
             scrape.add_to(self.routes)

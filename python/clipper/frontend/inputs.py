@@ -1,5 +1,6 @@
 """Inputs as JSON writes them -> rows as models take them."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +37,13 @@ class Inputs:
         return read
 
 
+_parsed = functools.lru_cache(4096)(InputType.parse)
+
+
 def input_of(question: Question) -> InputType:
     """The type of one input, as the first model takes it."""
     first = next(iter(question.cores.values()), None)
-    return InputType("any") if first is None else InputType.parse(first.describe_input())
+    return InputType("any") if first is None else _parsed(first.describe_input())
 
 
 def reader_for(type_: InputType) -> Read:

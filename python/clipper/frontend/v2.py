@@ -315,6 +315,9 @@ def tensor_of(outputs: Any) -> tuple[str, list[int], Any]:
         array = np.asarray(outputs)
     except ValueError:
         raise BadOutput("the outputs differ in shape: no tensor can hold them.", hint="Ask for one row at a time.") from None
+    datatype = _OF_DTYPE.get(array.dtype)
+    if datatype is not None and array.flags.c_contiguous and array.dtype.isnative:  # of the kinds that most models give
+        return datatype, list(array.shape), array
     if array.dtype.newbyteorder("<") not in _OF_DTYPE:
         raise BadOutput("the outputs are of several kinds: no tensor can hold them.", hint="Ask for one row at a time.")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

@@ -101,6 +101,14 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             ((_quantile("0.99", "clipper_http_request_duration_seconds", 'listener="query"', "route"), "{{route}}"),),
         ),
         (
+            "gRPC calls", "reqps",
+            ((_rate("clipper_grpc_requests_total", "", "service, method, code"), "{{service}}/{{method}} {{code}}"),),
+        ),
+        (
+            "gRPC p99", "s",
+            ((_quantile("0.99", "clipper_grpc_request_duration_seconds", "", "service, method"), "{{service}}/{{method}}"),),
+        ),
+        (
             "Memory", "bytes",
             (
                 ("process_resident_memory_bytes and on (instance) clipper_build_info", "server"),
