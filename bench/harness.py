@@ -219,16 +219,6 @@ def loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
 # -- open loop: queries come when they come
 
 
-def arrivals(rate: float, seconds: float, seed: int, burst: float = 1.0) -> NDArray[np.float64]:
-    """Arrival times in seconds, Poisson at `rate` a second. burst b > 1: in 1/b of every 200 ms, b times as dense."""
-    rng = np.random.default_rng(seed)
-    gaps = rng.exponential(1 / (rate * burst), size=int(rate * seconds * 1.2) + 100)
-    busy = np.cumsum(gaps)  # time within the busy spells
-    spell = 0.2 / burst
-    times = (busy // spell) * 0.2 + busy % spell if burst > 1 else busy
-    return times[times < seconds]
-
-
 @dataclass
 class Load:
     """What an open-loop run came to. Latencies in microseconds from the intended arrival; NaN where a query failed."""

@@ -22,7 +22,6 @@ from bench.harness import (
     Row,
     Sample,
     absent,
-    arrivals,
     interleave,
     is_met,
     markdown,
@@ -39,6 +38,7 @@ from bench.paper.worlds import WORLDS
 from bench.system import bare
 from bench.system.engine import GROUPS, lookup, measure, ratio, servers, simulated
 from bench.system.engine.effort import TINY
+from clipper.load.pace import arrivals
 
 
 def answered(value: Any) -> "Future[Any]":

@@ -51,6 +51,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("frontend",),
     ("manage",),
     ("server",),
+    ("load",),
     ("demo",),
     ("cli",),
     ("__init__", "__main__"),

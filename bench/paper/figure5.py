@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 import clipper
-from bench.harness import Row, arrivals, interleave, open_loop, row
+from bench.harness import Row, interleave, open_loop, row
 from bench.paper.figure4 import linear_svm
+from clipper.load.pace import arrivals
 
 RATE = 4000.0
 SLO_MS = 20.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import uvloop
 
-from bench.harness import arrivals
+from clipper.load.pace import arrivals, pace
 
 Next = Callable[[], bytes]  # the next request, as bytes
 
@@ -121,13 +121,14 @@ async def _paced(address: str, requests: Next, rate: float, seconds: float, conn
     free.extend(clients)
     due = arrivals(rate, seconds, seed)
     begun = time.perf_counter() + 0.01
-    for at in due.tolist():
-        while (late := begun + at - time.perf_counter()) > 0:
-            await asyncio.sleep(max(late - 0.0002, 0))
+
+    def send(at: float) -> None:
         if free:
-            free.popleft().ask(requests(), begun + at)
+            free.popleft().ask(requests(), at)
         else:
-            waiting.append(begun + at)
+            waiting.append(at)
+
+    await pace(iter((due + begun).tolist()), send, asyncio.Event())
     while len(found.latency_us) < len(due):
         await asyncio.sleep(0.005)
     found.seconds = time.perf_counter() - begun

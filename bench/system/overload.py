@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import clipper
-from bench.harness import Goal, Row, arrivals, row
+from bench.harness import Goal, Row, row
 from bench.system.deadlines import bare_sleeper
+from clipper.load.pace import arrivals
 
 SLO_MS = 20.0
 FIXED_S, ROW_S = 0.002, 0.0001  # one batch

@@ -68,6 +68,8 @@ class ClipperServer(Streaming):
     Answers queries by their own deadline from models in processes of their own. Build one with `clipper.start()`.
     """
 
+    ends_by_signal = False  # in good order: `clipper down` may send it one
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self._pid = os.getpid()
@@ -404,8 +406,10 @@ class ClipperServer(Streaming):
             tls = admin_tls(http)
             certificate = os.path.abspath(tls.cert) if tls else ""
             url = f"{scheme_of(tls)}://{self.admin_address}"
-            announced = Running(url, self._pid, http.token, queries, shown(state), certificate)
-            announce(self._dir.run, announced)
+            running = Running(
+                url, self._pid, http.token, queries, shown(state), certificate, self.grpc_address, self.ends_by_signal
+            )
+            announce(self._dir.run, running)
 
     def _check_open(self) -> None:
         if self._closed:

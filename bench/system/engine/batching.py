@@ -10,9 +10,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness import Goal, Row, arrivals, row
+from bench.harness import Goal, Row, row
 from bench.system.engine.effort import FULL, TINY, Effort
 from bench.system.engine.simulated import COSTS, SIZE_MAX, Cost, Replica, Tally, plain_aimd
+from clipper.load.pace import arrivals
 from clipper_core.batcher import Batching
 
 MODES = {"fit": (Batching.FIT, 0.95), "aimd": (Batching.AIMD, 0.9)}

@@ -6,6 +6,7 @@ import sys
 import click
 
 from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
+from clipper.cli.bench import bench
 from clipper.cli.configuring import config
 from clipper.cli.exporting import export, import_
 from clipper.cli.key import key
@@ -119,7 +120,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for _verb in (
     up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
-    logs, history, stats, predict, feedback, key,
+    logs, history, stats, predict, feedback, key, bench,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile,):

@@ -59,7 +59,9 @@ def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None,
     _refuse_open(loaded, insecure)
     config = _managed(loaded)
     stopping = threading.Event()
-    server = ClipperServer(config).start()
+    server = ClipperServer(config)
+    server.ends_by_signal = True
+    server.start()
     try:
         _on_first_signal(stopping)
         click.echo(_greeting(server, path))

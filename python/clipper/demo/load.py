@@ -10,6 +10,7 @@ import threading
 import time
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from clipper.demo.digits import Digits
+from clipper.load.pace import pace
 from clipper.serving.application import ApplicationHandle
 from clipper.types import Answer
 
@@ -24,8 +26,7 @@ REPEATED = 0.3  # share of queries that repeat an earlier one
 RATE_MAX = 5000.0
 _RECENT = 64  # among so many of the last
 _GRACE_US = 1000  # a deadline's answer is made at the deadline, so it is there a moment after
-_TIMER_S = 0.001  # uvloop rounds less to nothing, and would spin
-_LATE_MAX_S = 0.25  # a load that is further behind (the machine slept, say) starts afresh
+_LATE_MAX_S = 0.25  # a load that is further behind (the machine slept, say) loses the rest
 
 
 @dataclass(slots=True)
@@ -81,18 +82,22 @@ class Load:
 
     async def _send(self) -> None:
         waiting: set[asyncio.Task[None]] = set()
-        due = time.perf_counter()
-        while not self._stopping.is_set():
-            due += self._random.expovariate(self.rate)
-            while (wait_s := due - time.perf_counter()) > 0:
-                await asyncio.sleep(max(wait_s, _TIMER_S))
-            if wait_s < -_LATE_MAX_S:
-                due -= wait_s
-            task = asyncio.create_task(self._ask(due))
+        loop = asyncio.get_running_loop()
+
+        def ask(due: float) -> None:
+            task = loop.create_task(self._ask(due))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
+
+        await pace(self._dues(), ask, asyncio.Event())
         if waiting:
             await asyncio.wait(waiting)
+
+    def _dues(self) -> Iterator[float]:
+        due = time.perf_counter()
+        while not self._stopping.is_set():
+            due = max(due + self._random.expovariate(self.rate), time.perf_counter() - _LATE_MAX_S)
+            yield due
 
     async def _ask(self, due: float) -> None:
         scan, digit = self._next()

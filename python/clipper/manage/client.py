@@ -83,9 +83,18 @@ class Client:
         except ValueError:
             raise InvalidInput(f"url={url!r} has no port from 1 to 65535.", hint="Write http://HOST:PORT.") from None
         self.url, self._host, self._timeout_s = f"{split.scheme}://{split.netloc}", split.hostname, timeout_s
-        self._headers = {"Clipper-Actor": _actor()} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self.headers = {"Clipper-Actor": _actor()} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """For other connections to the same host, over https."""
+        return self._tls or client_context(*self._trust[:3], pinned=False)
 
     # -- looking
+
+    def about(self) -> dict[str, Any]:
+        """The server itself: version, process, where queries come in over HTTP and gRPC, its state."""
+        return self._object("GET", "/admin/about")
 
     def stats(self) -> dict[str, Any]:
         """As ClipperServer.stats, histograms as their quantiles."""
@@ -253,7 +262,7 @@ class Client:
         try:
             line.connect()
             self._check_pinned(line)
-            line.request(method, path, body, self._headers)
+            line.request(method, path, body, self.headers)
             response = line.getresponse()
             return response.status, response.read()
         except TimeoutError:

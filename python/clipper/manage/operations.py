@@ -4,6 +4,7 @@ Each change takes effect through the catalog, whose entry of it in the history c
 (`dry_run`) makes all checks of the real thing and writes nothing.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,10 @@ from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
 from clipper.serving.scaling import replica_bounds
+from clipper.settings.http import query_tls, scheme_of
 from clipper.store.history import Changed, acting, entries, plain
-from clipper.types import Application, Model, VersionedModel, check_name
+from clipper.store.redis import shown
+from clipper.types import VERSION, Application, Model, VersionedModel, check_name
 
 _OF_THE_RECORD = ("name", "models", "created_us")
 
@@ -41,6 +44,10 @@ class Server(Protocol):
     def app(self, name: str, models: Any = None, **settings: Any) -> Any: ...
     def stats(self) -> dict[str, Any]: ...
     def stages(self, name: str) -> dict[VersionedModel, Stage]: ...
+    @property
+    def http_address(self) -> str: ...
+    @property
+    def grpc_address(self) -> str: ...
 
 
 class Change(msgspec.Struct):
@@ -72,6 +79,13 @@ class Operations:
         change.changed = tuple(one for entry in now.entries for one in entry.changed)
 
     # -- looking
+
+    def about(self) -> dict[str, Any]:
+        """The server itself: version, process, where queries come in over HTTP (a URL) and gRPC (or empty), its state."""
+        server, state, http = self._server, self._server.config.server.state, self._server.config.http
+        url = f"{scheme_of(query_tls(http))}://{server.http_address}" if server.http_address else ""
+        addresses = {"http": url, "grpc": server.grpc_address}
+        return {"version": VERSION, "pid": os.getpid(), **addresses, "state": shown(state) or "memory"}
 
     def stats(self) -> dict[str, Any]:
         """As ClipperServer.stats."""

@@ -23,6 +23,7 @@ from clipper.types import Application
 
 # method, pattern, verb, names of what the pattern's {} are
 VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("GET", "/admin/about", "about", ()),
     ("GET", "/admin/stats", "stats", ()),
     ("GET", "/admin/history", "history", ()),
     ("GET", "/admin/models", "models", ()),

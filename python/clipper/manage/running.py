@@ -19,8 +19,9 @@ _HINT = "Start one with: clipper up   Or name one: --url http://HOST:PORT, or CL
 
 
 class Running(msgspec.Struct, frozen=True):
-    """url: of management.  queries: of the applications, or empty.  state: its absolute folder, or a URL, or empty.
-    certificate: the PEM file of the one to expect at `url`, or empty."""
+    """url: of management.  queries: of the applications, or empty; grpc: alike, HOST:PORT.  state: its absolute folder, or a URL,
+    or empty.  certificate: the PEM file of the one to expect at `url`, or empty.  ends_by_signal: in good order, for it is
+    `clipper up`."""
 
     url: str
     pid: int
@@ -28,6 +29,8 @@ class Running(msgspec.Struct, frozen=True):
     queries: str = ""
     state: str = ""
     certificate: str = ""
+    grpc: str = ""
+    ends_by_signal: bool = False
 
 
 def announce(folder: Path, running: Running) -> None:

@@ -1,0 +1,149 @@
+"""What became of queries that were sent at their own times: when each was due, sent and answered, and how."""
+
+import math
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHARES = (0.5, 0.9, 0.99, 0.999)
+_LAG_MS = 1.0  # p99 of the generator's own lateness that says little about anything
+
+
+class Outcome(IntEnum):
+    """ok: a model's answer.  missing: one, without some model that was asked.  default: the application's own.  refused: for lack
+    of time or room (429, 503).  error: anything else.  unanswered: nothing came within the patience."""
+
+    OK = 0
+    MISSING = 1
+    DEFAULT = 2
+    REFUSED = 3
+    ERROR = 4
+    UNANSWERED = 5
+
+
+@dataclass
+class Measured:
+    """One rate for one while. rate: wanted, a second.  slo_ms: the application's, or what was asked for.  Times are seconds
+    since the start. Threads: one until it is over."""
+
+    rate: float
+    seconds: float
+    slo_ms: float
+    due_s: "array[float]" = field(default_factory=lambda: array("d"))
+    sent_s: "array[float]" = field(default_factory=lambda: array("d"))
+    done_s: "array[float]" = field(default_factory=lambda: array("d"))
+    outcomes: bytearray = field(default_factory=bytearray)
+    errors: "Counter[str]" = field(default_factory=Counter)
+    waited: int = 0  # for a connection that was free
+    cpu_s: float = 0.0  # of the generator
+    interrupted: bool = False
+
+    def sent(self, due_s: float, now_s: float) -> int:
+        """A query's number."""
+        self.due_s.append(due_s)
+        self.sent_s.append(now_s)
+        self.done_s.append(math.nan)
+        self.outcomes.append(Outcome.UNANSWERED)
+        return len(self.due_s) - 1
+
+    def done(self, number: int, outcome: Outcome, now_s: float, error: str = "") -> None:
+        self.done_s[number] = now_s
+        self.outcomes[number] = outcome
+        if error:
+            self.errors[error if error in self.errors or len(self.errors) < 20 else "others"] += 1
+
+    # -- figures
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(self.outcomes)
+        return {kind.name.lower(): found[kind] for kind in Outcome}
+
+    @property
+    def total(self) -> int:
+        return len(self.due_s)
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        return np.frombuffer(self.outcomes, np.uint8) <= Outcome.DEFAULT
+
+    @property
+    def latency_ms(self) -> NDArray[np.float64]:
+        """Of each query, from the time it was due; NaN where nothing came."""
+        return _between_ms(self.due_s, self.done_s)
+
+    def answers_ms(self) -> NDArray[np.float64]:
+        """Of those that got an answer, a default counted as one."""
+        return self.latency_ms[self.answered]
+
+    def strict_ms(self) -> NDArray[np.float64]:
+        """What the caller who wanted a model's answer has seen: infinite where none came."""
+        predicted = np.frombuffer(self.outcomes, np.uint8) <= Outcome.MISSING
+        return np.where(predicted, self.latency_ms, np.inf)
+
+    @property
+    def lag_ms(self) -> NDArray[np.float64]:
+        """How late the generator itself was with each."""
+        return _between_ms(self.due_s, self.sent_s)
+
+    @property
+    def lasted_s(self) -> float:
+        """Until the last was due, and no less than was asked for unless it was broken off."""
+        return max(self.due_s[-1] if self.interrupted and self.total else self.seconds, 1e-9)
+
+    def goodput(self) -> float:
+        """Models' answers within the SLO, a second."""
+        return float(np.sum(self.strict_ms() <= self.slo_ms)) / self.lasted_s
+
+    def is_behind(self) -> bool:
+        """Whether the generator was too late for the figures to speak of the server alone."""
+        return bool(self.total) and quantile(self.lag_ms, 0.99) > max(_LAG_MS, 0.05 * self.slo_ms)
+
+    def holds(self, slo_ms: float, share: float = 0.99) -> bool:
+        """Whether that share of all queries got a model's answer within `slo_ms`."""
+        return bool(self.total) and float(np.mean(self.strict_ms() <= slo_ms)) >= share
+
+    def summary(self) -> dict[str, Any]:
+        """For JSON."""
+        answers, lag = self.answers_ms(), self.lag_ms
+        return {
+            "rate": self.rate,
+            "seconds": round(self.lasted_s, 3),
+            "interrupted": self.interrupted,
+            "sent": self.total,
+            "sent_per_s": round(self.total / self.lasted_s, 2),
+            "outcomes": self.counts(),
+            "late": int(np.sum(answers > self.slo_ms)),
+            "slo_ms": self.slo_ms,
+            "goodput_per_s": round(self.goodput(), 2),
+            "latency_ms": quantiles(answers) | {"max": _rounded(float(answers.max()) if len(answers) else math.nan)},
+            "errors": dict(self.errors.most_common()),
+            "generator": {
+                "behind": self.is_behind(),
+                "lag_p99_ms": _rounded(quantile(lag, 0.99)),
+                "lag_max_ms": _rounded(float(lag.max()) if len(lag) else math.nan),
+                "waited_for_a_connection": self.waited,
+                "cpu_share": round(self.cpu_s / self.lasted_s, 3),
+            },
+        }
+
+
+def _between_ms(begun_s: "array[float]", ended_s: "array[float]") -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.array(ended_s, np.float64) * 1000 - np.array(begun_s, np.float64) * 1000
+    return found
+
+
+def quantile(values: NDArray[np.float64], share: float) -> float:
+    return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else math.nan
+
+
+def quantiles(values: NDArray[np.float64]) -> dict[str, float | None]:
+    return {f"p{100 * share:g}": _rounded(quantile(values, share)) for share in SHARES}
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None

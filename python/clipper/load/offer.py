@@ -1,0 +1,182 @@
+"""A rate for a while, several of them, or the search of the highest that keeps an SLO."""
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from clipper.errors import InvalidInput
+from clipper.load.measured import Measured, Outcome
+from clipper.load.pace import arrivals, evenly, pace
+
+QUERIES_MAX = 10_000_000  # of one step: their times are kept
+STEPS_MAX = 24  # of a search
+_TICK_S = 0.1
+_PAUSE_S = 0.3  # between two rates
+_FINE = 1.05  # the search ends when it knows the rate to 5 %
+
+
+class Target(Protocol):
+    """Where queries go. Threads: the event loop's."""
+
+    url: str
+
+    async def open(self) -> None: ...
+    def count_in(self, measured: Measured, zero_s: float) -> None: ...
+    def ask(self, number: int) -> None: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """seconds: of each rate.  steady: queries come evenly instead of by chance (Poisson).  patience_s: for answers, after the
+    last query.  slo_ms: what is late."""
+
+    seconds: float
+    slo_ms: float
+    steady: bool = False
+    patience_s: float = 5.0
+    seed: int = 1
+
+
+Tell = Callable[[Measured, float], None]  # what is measured so far, and the seconds since the start
+MakeTarget = Callable[[], Target]
+
+
+def offer(target: MakeTarget, plan: Plan, rate: float, tell: Tell) -> Measured:
+    """One rate. Ctrl-C ends it early, with what was measured so far. Raises NoServer, ClipperError, InvalidInput."""
+    if rate * plan.seconds > QUERIES_MAX:
+        raise InvalidInput(f"{rate:g} a second for {plan.seconds:g} s are more than {QUERIES_MAX} queries.", hint="Take less.")
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_offer(target(), plan, rate, tell))
+
+
+async def _offer(target: Target, plan: Plan, rate: float, tell: Tell) -> Measured:
+    measured = Measured(rate, plan.seconds, plan.slo_ms)
+    stopping = asyncio.Event()
+    with _interruptible(stopping):
+        try:
+            await target.open()
+            await _run(target, plan, measured, stopping, tell)
+        finally:
+            await target.close()
+    return measured
+
+
+async def _run(target: Target, plan: Plan, measured: Measured, stopping: asyncio.Event, tell: Tell) -> None:
+    times = (evenly if plan.steady else _by_chance(plan.seed))(measured.rate, plan.seconds)
+    zero_s = time.perf_counter() + 0.01
+    cpu_s = time.process_time()
+    target.count_in(measured, zero_s)
+
+    def send(due_s: float) -> None:
+        target.ask(measured.sent(due_s - zero_s, time.perf_counter() - zero_s))
+
+    telling = asyncio.ensure_future(_telling(measured, zero_s, tell))
+    try:
+        await pace(iter((times + zero_s).tolist()), send, stopping)
+        measured.cpu_s = time.process_time() - cpu_s
+        measured.interrupted = stopping.is_set()
+        until = time.perf_counter() + plan.patience_s
+        while Outcome.UNANSWERED in measured.outcomes and time.perf_counter() < until and not stopping.is_set():
+            await asyncio.sleep(0.005)
+    finally:
+        telling.cancel()
+
+
+def _by_chance(seed: int) -> Callable[[float, float], "np.ndarray[tuple[int], np.dtype[np.float64]]"]:
+    return lambda rate, seconds: arrivals(rate, seconds, seed)
+
+
+async def _telling(measured: Measured, zero_s: float, tell: Tell) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        tell(measured, time.perf_counter() - zero_s)
+
+
+@contextlib.contextmanager
+def _interruptible(stopping: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C asks for an early end, the second is one."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopping.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():  # whose signals these are not
+        yield
+        return
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+# -- several rates
+
+
+def sweep(target: MakeTarget, plan: Plan, rates: list[float], tell: Tell) -> list[Measured]:
+    """One rate after the other; Ctrl-C ends the rest too."""
+    found: list[Measured] = []
+    for number, rate in enumerate(rates):
+        if number:
+            time.sleep(_PAUSE_S)
+        found.append(offer(target, plan, rate, tell))
+        if found[-1].interrupted:
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """rate: the highest that kept the SLO, 0 for none.  why: what ended the search."""
+
+    rate: float
+    steps: list[Measured]
+    why: str
+
+
+def search_rate(target: MakeTarget, plan: Plan, first: float, most: float, tell: Tell) -> Found:
+    """The highest rate at which 99 of 100 queries get a model's answer within plan.slo_ms, to 5 %: doubled until it fails, then
+    halved in between. A generator that falls behind bounds it from above: what lies there is not known."""
+
+    def measure(rate: float) -> Measured:
+        time.sleep(_PAUSE_S)
+        return offer(target, plan, rate, tell)
+
+    return bisected(measure, plan.slo_ms, first, most)
+
+
+def bisected(measure: Callable[[float], Measured], slo_ms: float, first: float, most: float) -> Found:
+    steps: list[Measured] = []
+    low, high, rate = 0.0, 0.0, first
+    why = f"it was not tried beyond {most:g} a second"
+    while len(steps) < STEPS_MAX:
+        step = measure(rate)
+        steps.append(step)
+        if step.interrupted:
+            why = "it was interrupted"
+            break
+        if step.holds(slo_ms):
+            low = rate
+        elif step.is_behind():
+            high, why = rate, f"the generator itself could not keep {rate:.0f} a second: the server may take more"
+        else:
+            high, why = rate, f"p99 or the outcomes are not within the SLO at {rate:.0f} a second"
+        if low >= most or (high and high <= max(low, 1.0) * _FINE) or (high and high < 1.0):
+            break
+        rate = min(low * 2, most) if not high else _rounded((low * high) ** 0.5 if low else high / 4)
+    return Found(low, steps, why)
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.3g}")

@@ -1,0 +1,123 @@
+"""Queries over gRPC, by clipper.v1.Applications: as many at a time as are due, over a few channels."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from clipper.errors import ClipperError, NoServer
+from clipper.frontend.protocols import message
+from clipper.load.measured import Measured, Outcome
+from clipper.load.over_http import salt
+from clipper.types import InputType
+
+_METHOD = "/clipper.v1.Applications/Predict"
+_UNDER_WAY_MAX = 20_000
+_PATIENCE_S = 10.0
+_WRONG = [grpc.StatusCode[name] for name in ("UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED")]
+
+
+class GrpcTarget:
+    """Threads: the event loop's. address: HOST:PORT.  type_: of the application's inputs.  fresh: as of HttpTarget."""
+
+    def __init__(
+        self, address: str, application: str, rows: Sequence[Any], type_: InputType, channels: int, fresh: bool = True,
+        key: str = "",
+    ) -> None:  # fmt: skip
+        self.url = f"grpc://{address}/{application}"
+        self._address = address
+        self._channels: list[Any] = []
+        self._count = channels
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else None
+        self._requests = [_request(application, row, type_) for row in rows]
+        self._salt = salt() if fresh else 0
+        self._calls: list[Any] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._measured: Measured
+        self._zero_s = 0.0
+
+    async def open(self) -> None:
+        """All channels; then one query, whose answer tells whether the rest makes sense. Raises NoServer, ClipperError."""
+        read = message("clipper.v1.Prediction").FromString
+        for number in range(self._count):
+            own = [("clipper.channel", number), ("grpc.use_local_subchannel_pool", 1)]
+            channel = grpc.aio.insecure_channel(self._address, own)
+            self._channels.append(channel)
+            self._calls.append(channel.unary_unary(_METHOD, None, read))
+        try:
+            await asyncio.wait_for(self._channels[0].channel_ready(), _PATIENCE_S)
+        except TimeoutError:
+            hint = "Start one with: clipper up --grpc HOST:PORT"
+            raise NoServer(f"no gRPC server answers at {self._address}.", hint=hint) from None
+        try:
+            await self._calls[0](self._requests[0], metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _WRONG:
+                raise ClipperError(f"{self.url} does not take the queries: {error.details()}", hint="See --input.") from None
+
+    def count_in(self, measured: Measured, zero_s: float) -> None:
+        self._measured, self._zero_s = measured, zero_s
+
+    def ask(self, number: int) -> None:
+        if len(self._tasks) >= _UNDER_WAY_MAX:
+            self._finish(self._measured, number, Outcome.ERROR, f"more than {_UNDER_WAY_MAX} calls are under way")
+            return
+        task = asyncio.get_running_loop().create_task(self._ask(self._measured, number))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, measured: Measured, number: int) -> None:
+        call = self._calls[number % len(self._calls)]
+        try:
+            request = self._requests[number % len(self._requests)]
+            request += _salted(self._salt + number) if self._salt else b""
+            said = await call(request, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            refused = any(key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ())
+            outcome = Outcome.REFUSED if refused else Outcome.ERROR
+            self._finish(measured, number, outcome, f"{error.code().name} {(error.details() or '')[:200]}")
+            return
+        outcome = Outcome.DEFAULT if said.default else Outcome.MISSING if said.missing else Outcome.OK
+        self._finish(measured, number, outcome)
+
+    def _finish(self, measured: Measured, number: int, outcome: Outcome, error: str = "") -> None:
+        measured.done(number, outcome, time.perf_counter() - self._zero_s, error)
+
+    async def close(self) -> None:
+        for task in [*self._tasks]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for channel in self._channels:
+            await channel.close()
+
+
+def _request(application: str, row: Any, type_: InputType) -> bytes:
+    value: dict[str, Any]
+    if isinstance(row, str):
+        value = {"data": base64.b64decode(row)} if type_.dtype == "bytes" else {"text": row}
+    elif isinstance(row, bool):
+        value = {"truth": row}
+    elif isinstance(row, int | float):
+        value = {"number": float(row)}
+    else:
+        value = {"numbers": {"values": _flat(row)}}
+    data: bytes = message("clipper.v1.PredictRequest")(application=application, input=value).SerializeToString()
+    return data
+
+
+def _salted(value: int) -> bytes:
+    """Field 5 of a PredictRequest, as it may follow all the others."""
+    parts = [0x28]
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def _flat(row: Any) -> list[float]:
+    return [number for part in row for number in _flat(part)] if isinstance(row, list) else [row]

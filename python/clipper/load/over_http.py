@@ -1,0 +1,230 @@
+"""Queries over HTTP: connections kept alive, one query at a time on each, opened as they are needed. What finds none free waits
+for one; when no more may be opened, that is counted."""
+
+import asyncio
+import secrets
+import ssl
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import httptools
+import msgspec
+
+from clipper.errors import ClipperError, InvalidInput, NoServer
+from clipper.load.measured import Measured, Outcome
+
+_FIRST = 16  # connections before the first query
+AGAIN_S = 0.2  # until a connection that was lost is tried anew
+SALT_DIGITS = 16
+WAITING_MAX = 100_000  # queries without a connection; more are errors at once
+
+
+class _Answer(msgspec.Struct):
+    default: bool = False
+    missing: list[str] = []
+
+
+_read = msgspec.json.Decoder(_Answer).decode
+_read_problem: Any = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def salt() -> int:
+    """The first of as many as a run needs, which none before had, of SALT_DIGITS digits."""
+    return int(10 ** (SALT_DIGITS - 1)) * (1 + secrets.randbelow(8)) + secrets.randbelow(10**6) * 10**8
+
+
+class HttpTarget:
+    """Threads: the event loop's. url: of one application's `predict`, `http://HOST:PORT/api/NAME/predict`.  fresh: each query has
+    a salt of its own, so that no cache answers it.  tls: for https."""
+
+    def __init__(
+        self, url: str, rows: Sequence[Any], connections: int, headers: Sequence[tuple[str, str]] = (), fresh: bool = True,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:  # fmt: skip
+        split = urllib.parse.urlsplit(url)
+        try:
+            port = split.port
+        except ValueError:
+            port = 0
+        if split.scheme not in ("http", "https") or not split.hostname or port == 0:
+            raise InvalidInput(f"{url!r} is no address of a server.", hint="Write http://HOST:PORT.")
+        self._host = split.hostname
+        self._tls = tls or ssl.create_default_context() if split.scheme == "https" else None
+        self._port = port or (443 if self._tls else 80)
+        self.url = url
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        head = f"POST {split.path} HTTP/1.1\r\nHost: {split.netloc}\r\nContent-Type: application/json\r\n{more}"
+        bodies = [msgspec.json.encode({"input": row})[:-1] + (b',"salt":' if fresh else b"}") for row in rows]
+        more_bytes = SALT_DIGITS + 1 if fresh else 0
+        self._requests = [f"{head}Content-Length: {len(body) + more_bytes}\r\n\r\n".encode() + body for body in bodies]
+        self._salt = salt() if fresh else 0
+        self._most = connections
+        self._free: deque[_Line] = deque()
+        self._waiting: deque[int] = deque()
+        self._lines: set[_Line] = set()
+        self._coming: set[asyncio.Task[None]] = set()
+        self._measured: Measured
+        self._zero_s = 0.0
+        self._closed = False
+
+    async def open(self) -> None:
+        """All connections; then one query, whose answer tells whether the rest makes sense. Raises NoServer, ClipperError."""
+        try:
+            await asyncio.gather(*(self._connect() for _ in range(min(self._most, _FIRST))))
+        except OSError as error:
+            hint = "Start one with: clipper up --http HOST:PORT   Or name another: --to http://HOST:PORT"
+            raise NoServer(f"no server answers at {self._host}:{self._port}: {error.strerror or error}.", hint=hint) from None
+        first = Measured(1, 1, 1e9)
+        self.count_in(first, time.perf_counter())
+        self.ask(first.sent(0, 0))
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            if first.outcomes[0] != Outcome.UNANSWERED:
+                break
+        wrong = next((text for text in first.errors if text.startswith("4")), "")
+        if wrong:
+            raise ClipperError(f"{self.url} does not take the queries: {wrong}", hint="See --input.")
+
+    def count_in(self, measured: Measured, zero_s: float) -> None:
+        self._measured, self._zero_s = measured, zero_s
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: _Line(self), self._host, self._port, ssl=self._tls)
+
+    def _request(self, number: int) -> bytes:
+        request = self._requests[number % len(self._requests)]
+        return request + b"%d}" % (self._salt + number) if self._salt else request
+
+    def ask(self, number: int) -> None:
+        if self._free:
+            self._free.popleft().send(number, self._request(number))
+            return
+        if not self._lines:
+            self._finish(number, Outcome.ERROR, "no connection")
+            return
+        if len(self._lines) + len(self._coming) < self._most:
+            self._come_later(0.0)
+        else:
+            self._measured.waited += 1
+        if len(self._waiting) >= WAITING_MAX:
+            self._finish(number, Outcome.ERROR, f"more than {WAITING_MAX} wait for a connection")
+        else:
+            self._waiting.append(number)
+
+    def come(self, line: "_Line") -> None:
+        self._lines.add(line)
+        self.free(line)
+
+    def free(self, line: "_Line") -> None:
+        if self._waiting:
+            number = self._waiting.popleft()
+            line.send(number, self._request(number))
+        else:
+            self._free.append(line)
+
+    def lost(self, line: "_Line", number: int) -> None:
+        self._lines.discard(line)
+        if line in self._free:
+            self._free.remove(line)
+        if self._closed:  # what is under way is unanswered
+            return
+        if number >= 0:
+            self._finish(number, Outcome.ERROR, "the connection was lost")
+        while not self._lines and self._waiting:
+            self._finish(self._waiting.popleft(), Outcome.ERROR, "no connection")
+        self._come_later(AGAIN_S)
+
+    def _come_later(self, pause_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._come(pause_s))
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    async def _come(self, pause_s: float) -> None:
+        while not self._closed:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._connect()
+                return
+            except OSError:
+                pause_s = AGAIN_S
+
+    def answered(self, number: int, status: int, body: bytes) -> None:
+        if status == 200:
+            try:
+                said = _read(body)
+            except msgspec.MsgspecError:
+                self._finish(number, Outcome.ERROR, "200 without the members of an answer")
+                return
+            self._finish(number, Outcome.DEFAULT if said.default else Outcome.MISSING if said.missing else Outcome.OK)
+        elif status in (429, 503):
+            self._finish(number, Outcome.REFUSED, f"{status} {_told(body)}")
+        else:
+            self._finish(number, Outcome.ERROR, f"{status} {_told(body)}")
+
+    def _finish(self, number: int, outcome: Outcome, error: str = "") -> None:
+        self._measured.done(number, outcome, time.perf_counter() - self._zero_s, error)
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in [*self._coming]:
+            task.cancel()
+        for line in [*self._lines]:
+            line.transport.abort()
+        await asyncio.sleep(0)
+
+
+def _told(body: bytes) -> str:
+    try:
+        said = _read_problem(body)
+        return str(said.get("detail") or said.get("error") or "")[:200]
+    except msgspec.MsgspecError:
+        return "(no reason given)"
+
+
+class _Line(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, target: HttpTarget) -> None:
+        self._target = target
+        self._number = -1
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = b""
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # of TCP there is no other
+        self._target.come(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        number, self._number = self._number, -1
+        self._target.lost(self, number)
+
+    def send(self, number: int, request: bytes) -> None:
+        self._number = number
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        self._body = b""
+
+    def on_body(self, data: bytes) -> None:
+        self._body = self._body + data if self._body else data
+
+    def on_message_complete(self) -> None:
+        number, self._number = self._number, -1
+        if number < 0:
+            return
+        self._target.answered(number, self._parser.get_status_code(), self._body)
+        if self._parser.should_keep_alive() and not self.transport.is_closing():
+            self._target.free(self)
+        else:
+            self.transport.close()
