@@ -2,8 +2,8 @@
 
 Keys: `catalog/model/NAME/VERSION` is written once and never changed, `catalog/scale/NAME/VERSION` holds what may change
 of a model (replicas and their bound, retirement), `catalog/promoted/NAME` which version is the latest when that is not the one
-that came last, `catalog/application/NAME` an application with its links. A retired version keeps its record: its number is never
-used again, so nothing cached under it can come back.
+that came last, `catalog/application/NAME` an application with its links, `catalog/rollout/NAME` its last rollout. A retired
+version keeps its record: its number is never used again, so nothing cached under it can come back.
 
 Every write reads the whole catalog, checks, and writes under the condition that nobody wrote since (`catalog/guard`
 carries that condition), so rules that span records, such as "an application's models take its inputs", hold whoever
@@ -25,6 +25,7 @@ import numpy as np
 from clipper.catalog_view import (
     PREFIX,
     Promoted,
+    Rollout,
     View,
     app_key,
     checked,
@@ -33,6 +34,7 @@ from clipper.catalog_view import (
     next_version,
     promoted_key,
     put_scale,
+    rollout_key,
     view_of,
 )
 from clipper.clock import wall_time_us
@@ -43,6 +45,7 @@ from clipper.errors import (
     StoreConflict,
     StoreError,
     TypeConflict,
+    Unknown,
     UnknownModel,
 )
 from clipper.store import ABSENT, Compare, Delete, Op, Put, Store, history
@@ -178,6 +181,10 @@ class Catalog:
             found = view.model(model)
             retired = msgspec.structs.replace(found, replicas=0, replicas_max=0, retired_us=max(self._wall_us(), 1))
             broken = {app: links for app in view.applications if (links := _broken_by_retiring(view, app, found))}
+            rolled_out = [one.application for one in view.rollouts.values() if one.is_open and one.model == found.id]
+            if rolled_out and not force:
+                hint = f"Abort it first: clipper rollout abort {rolled_out[0]}   Or retire it by force."
+                raise StillLinked(f"model '{found.id}' is being rolled out in: {', '.join(rolled_out)}.", hint=hint)
             if broken and not force:
                 hint = "Unlink it first, or retire it by force."
                 raise StillLinked(f"model '{found.id}' is still linked to: {', '.join(sorted(broken))}.", hint=hint)
@@ -268,9 +275,57 @@ class Catalog:
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], None]:
             if app_key(name) not in keys:  # the record of one that is there may be unreadable
                 view.application(name)
-            return [Delete(app_key(name))], None
+            return [Delete(key) for key in (app_key(name), rollout_key(name)) if key in keys], None
 
         return self._change("remove", change)
+
+    def begin_rollout(
+        self, application: str, model: VersionedModel | str, *, stages: Sequence[float], hold_s: float, guard: str,
+        error_rate: float,
+    ) -> Rollout:  # fmt: skip
+        """Let a version take over an application's queries stage by stage. AlreadyExists while another rollout is under way;
+        UnknownModel when the application links no other version of the name; TypeConflict."""
+        wanted = checked(VersionedModel.parse, model)
+        if wanted.version is None:
+            raise InvalidInput(f"rollout of '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'.")
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
+            app, found = view.application(application), view.model(wanted)
+            old = view.rollouts.get(application)
+            if old is not None and old.is_open:
+                hint = f"Let it end, or: clipper rollout abort {application}"
+                raise AlreadyExists(f"application {application!r} has a rollout under way, of '{old.model}'.", hint=hint)
+            link = _link_replaced(app, found.id)
+            control = view.model(link).id
+            if control == found.id:
+                raise InvalidInput(f"application {application!r} asks '{found.id}' already.", hint="Nothing is to roll out.")
+            _check_types(app, found)
+            now = self._wall_us()
+            new = Rollout(
+                application, found.id, link, control, tuple(stages), hold_s, guard, error_rate, reason="begun", began_us=now,
+                stage_us=now,
+            )  # fmt: skip
+            return [Put(rollout_key(application), encode(new))], new
+
+        return self._change("rollout", change)
+
+    def move_rollout(self, verb: str, application: str, move: Callable[[Rollout], Rollout]) -> Rollout:
+        """Write what `move` makes of the rollout under way; a stage of another number begins now, and one that is promoted makes
+        its version what the application asks. Unknown when none is under way; what `move` raises."""
+
+        def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Rollout]:
+            old = view.rollouts.get(application)
+            if old is None or not old.is_open:
+                view.application(application)
+                raise Unknown(f"application {application!r} has no rollout under way.", hint="See clipper rollout status.")
+            new = move(old)
+            if new == old:
+                return [], old
+            new = msgspec.structs.replace(new, stage_us=self._wall_us())
+            ops: list[Op] = [Put(rollout_key(application), encode(new))]
+            return [*ops, *(_ops_of_promotion(view, new) if new.state == "promoted" else ())], new
+
+        return self._change(verb, change)
 
     def link(self, application: str, model: VersionedModel | str) -> Application:
         """Ask one more model. Linking twice is linking once."""
@@ -329,13 +384,22 @@ class Catalog:
             records, revision = self._store.range(PREFIX)
             stamp = [(record.key, record.revision) for record in records]
             self.view = view = view_of(records, revision)
-            for listener in tuple(self._listeners) if stamp != self._stamp else ():
-                try:
-                    listener(view)
-                except Exception:  # one listener's fault is not the writer's, nor the other listeners'
-                    _log.exception("a listener of the catalog raised")
+            if stamp != self._stamp:
+                self._tell(view)
             self._stamp = stamp
         return view
+
+    def refresh_listeners(self) -> None:
+        """Call all listeners once more with what is known: something beside the catalog has changed."""
+        with self._refreshing:
+            self._tell(self.view)
+
+    def _tell(self, view: View) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(view)
+            except Exception:  # one listener's fault is not the writer's, nor the other listeners'
+                _log.exception("a listener of the catalog raised")
 
     def on_change(self, listener: Callable[[View], None]) -> Callable[[], None]:
         """Call `listener(view)` after every change, one call at a time, on the thread that noticed it; returns what
@@ -404,6 +468,27 @@ def _put_promoted(view: View, id_: VersionedModel, upto: int = 0) -> Put:
     version = id_.version or 0
     highest = max(model.version for model in view.versions[id_.name])
     return Put(promoted_key(id_.name), encode(Promoted(version, max(highest, upto))))
+
+
+def _link_replaced(app: Application, wanted: VersionedModel) -> VersionedModel:
+    """The one link of the application that has this name, and answers."""
+    mine = [link for link in app.models if link.name == wanted.name]
+    mine = [link for link in mine if app.roles.get(str(link), "primary") == "primary"]
+    if len(mine) != 1:
+        linked = ", ".join(map(str, app.models)) or "none"
+        why = f"links no {wanted.name!r} that answers" if not mine else f"links {len(mine)} versions of {wanted.name!r}"
+        raise UnknownModel(f"application {app.name!r} {why}: '{wanted}' has nothing to take over.", hint=f"Linked: {linked}.")
+    return mine[0]
+
+
+def _ops_of_promotion(view: View, rollout: Rollout) -> list[Op]:
+    """The version becomes what its link means, where that is this application's alone; else the application links it itself."""
+    app, new = view.application(rollout.application), view.model(rollout.model)
+    others = [other.name for other in view.applications.values() if other.name != app.name and rollout.link in other.models]
+    alone = [link for link in app.models if link.name == new.name] == [rollout.link]
+    if rollout.link.version is None and alone and not others:
+        return [] if view.model(rollout.link).id == new.id else [_put_promoted(view, new.id)]
+    return [Put(app_key(app.name), encode(_linking_only(app, new.id)))]
 
 
 def _linking_only(app: Application, wanted: VersionedModel) -> Application:

@@ -33,6 +33,39 @@ class Scale(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.scale/
     replicas_max: int = 0
 
 
+class Rollout(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.rollout/1"):
+    """A new version that takes over an application's queries, share by share; kept after its end. Who moves it: manage/rolling.
+
+    model: the new version, which takes the place of `control` under the link `link`.  stages: shares of the queries, ascending.
+    hold_s: how long each lasts at least.  guard: as written.  error_rate: of the tests behind the guard, over the whole rollout.
+    stage: the one it is in, from 0.  state: "running", "paused"; or over: "promoted", "reverted", "aborted".  reason: of the last
+    move.  began_us, stage_us: when it, and its stage, began.
+    """
+
+    application: str
+    model: VersionedModel
+    link: VersionedModel
+    control: VersionedModel
+    stages: tuple[float, ...]
+    hold_s: float
+    guard: str
+    error_rate: float
+    stage: int = 0
+    state: str = "running"
+    reason: str = ""
+    began_us: int = 0
+    stage_us: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("running", "paused")
+
+    @property
+    def share(self) -> float:
+        """Of the queries that ask the new version now, by this."""
+        return self.stages[self.stage] if self.is_open else float(self.state == "promoted")
+
+
 class View(msgspec.Struct, frozen=True):
     """The catalog at one revision. Threads: any; it never changes."""
 
@@ -41,6 +74,7 @@ class View(msgspec.Struct, frozen=True):
     applications: Mapping[str, Application]
     unreadable: Mapping[str, str]  # key -> why
     promoted: Mapping[str, Promoted] = MappingProxyType({})  # by name
+    rollouts: Mapping[str, Rollout] = MappingProxyType({})  # by application: the last one
 
     def models(self) -> list[Model]:
         """Every version that is not retired, by name and version."""
@@ -87,7 +121,7 @@ class View(msgspec.Struct, frozen=True):
 # -- records. JSON has no bytes, and no NaN: these are wrapped. What is plain stays plain.
 
 
-def encode(record: Model | Application | Scale | Promoted) -> bytes:
+def encode(record: Model | Application | Scale | Promoted | Rollout) -> bytes:
     if isinstance(record, Application):
         record = msgspec.structs.replace(record, default=_wrap(record.default))
     try:
@@ -129,6 +163,7 @@ def view_of(records: Sequence[Record], revision: int) -> View:
     scales: dict[str, Scale] = {}
     apps: dict[str, Application] = {}
     promoted: dict[str, Promoted] = {}
+    rollouts: dict[str, Rollout] = {}
     unreadable: dict[str, str] = {}
     for record in records:
         try:
@@ -141,6 +176,8 @@ def view_of(records: Sequence[Record], revision: int) -> View:
                 scales[record.key] = msgspec.json.decode(record.value, type=Scale)
             elif kind == "promoted":
                 promoted[record.key.rpartition("/")[2]] = msgspec.json.decode(record.value, type=Promoted)
+            elif kind == "rollout":
+                rollouts[record.key.rpartition("/")[2]] = msgspec.json.decode(record.value, type=Rollout)
             elif kind == "application":
                 app = application_in(record.value)
                 _same_key(record.key, app_key(app.name))
@@ -158,7 +195,7 @@ def view_of(records: Sequence[Record], revision: int) -> View:
         )
         versions[id_.name] = (*versions.get(id_.name, ()), scaled)
     frozen = MappingProxyType
-    return View(revision, frozen(versions), frozen(apps), frozen(unreadable), frozen(promoted))
+    return View(revision, frozen(versions), frozen(apps), frozen(unreadable), frozen(promoted), frozen(rollouts))
 
 
 def _same_key(key: str, expected: str) -> None:
@@ -180,6 +217,10 @@ def promoted_key(name: str) -> str:
 
 def app_key(name: str) -> str:
     return f"{PREFIX}application/{name}"
+
+
+def rollout_key(application: str) -> str:
+    return f"{PREFIX}rollout/{application}"
 
 
 def next_version(name: str, keys: frozenset[str]) -> int:

@@ -26,6 +26,7 @@ from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.described import of_management
 from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
+from clipper.manage.rolling import Rolling
 from clipper.manage.running import Running, announce, state_named
 from clipper.selection import covering, policy_named
 from clipper.serving.address import listen
@@ -98,7 +99,10 @@ class ClipperServer(Streaming):
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
         self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
-        self.manage = Operations(self, Place(self._store, self._dir.models, self._deployment.resume), actor_here())
+        containers = self._deployment.containers
+        self._rolling = Rolling(self.catalog, self._questions, lambda model: bool(containers.of(model)))
+        place = Place(self._store, self._dir.models, self._deployment.resume)
+        self.manage = Operations(self, place, self._rolling, actor_here())
 
     # -- life
 
@@ -114,6 +118,7 @@ class ClipperServer(Streaming):
             for model in self.catalog.models():
                 self._deployment.resume(model)
             self._questions.resolve(self.catalog.view)
+            self._rolling.start()
             with acting("the configuration", ""):
                 self._declare()
             self._learning.replay()
@@ -139,6 +144,7 @@ class ClipperServer(Streaming):
         if self._frontends is not None:
             self._frontends.drain()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
+        self._rolling.stop()
         self._deployment.refuse_new()
         self._stop_streams(until - time.monotonic())
         self._engines.refuse_new()

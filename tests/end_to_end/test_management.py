@@ -166,6 +166,19 @@ def test_every_verb_by_hand(here: Path) -> None:
         for table in ("apps", "stats", "history"):
             assert "mean" in shell(table)
         assert "slo_ms" in shell("app", "show", "mean")
+        said("deploy", "sums", "mine:triple", "--input", "f64[3]", "--behind")
+        assert "no rollouts" in shell("rollout", "status")
+        asked = ("rollout", "--app", "total", "sums:2", "--canary", "10%", "--stages", "100", "--hold", "1h")
+        assert said(*asked, "--dry-run")["said"] == "total asks sums:2 instead of sums:1, for a share of its queries: 0.1 -> 1"
+        said(*asked)
+        assert "total: sums:2 instead of sums:1: running, [0.1] -> 1" in shell("rollout", "status", "total")
+        assert said("rollout", "pause", "total")["said"] == "the rollout of sums:2 in total is paused"
+        assert said("rollout", "resume", "total")["said"] == "the rollout of sums:2 in total is running"
+        assert said("rollout", "abort", "total")["said"] == "the rollout of sums:2 in total is aborted"
+        assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
+        assert said("rollout", "status")[0]["state"] == "aborted"
+        assert "no rollout under way" in said("rollout", "promote", "total", code=2)
+        said("retire", "sums:2")
         assert "is still linked to: mean" in said("retire", "more", code=2)
         said("retire", "more", "--force", "--dry-run")
         said("retire", "more", "--force")

@@ -73,6 +73,12 @@ def logs(ask: Asking, model: str, replica: int) -> None:
     ask.show(lines, lambda: "\n".join(lines) or f"{model}/{replica} has written nothing")
 
 
+def _what(one: dict[str, Any]) -> str:
+    """A record that changed; of a rollout, why."""
+    after = one["after"] if one["key"].startswith("rollout/") else None
+    return f"{one['key']} ({after['state']}: {after['reason']})" if isinstance(after, dict) else str(one["key"])
+
+
 @click.command(short_help="Who changed what, and when.")
 @click.option("-n", "--count", type=click.IntRange(min=1), default=20, show_default=True, help="So many, the last ones.")
 @talks
@@ -86,7 +92,7 @@ def history(ask: Asking, count: int) -> None:
     head = ("#", "WHEN", "WHO", "VERB", "WHAT")
     lines = [
         (row["number"], time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time_us"] / 1e6)), row["actor"], row["verb"],
-         ", ".join(one["key"] for one in row["changed"]))
+         ", ".join(map(_what, row["changed"])))
         for row in rows
     ]  # fmt: skip
     ask.show(rows, lambda: table([head, *lines], "nothing has changed yet"))

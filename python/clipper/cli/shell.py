@@ -13,6 +13,7 @@ from clipper.cli.key import key
 from clipper.cli.looking import history, logs, models, stats
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.querying import feedback, predict
+from clipper.cli.rollouts import rollout
 from clipper.cli.shipping import dockerfile
 from clipper.cli.up import up
 from clipper.cli.verbs import Verbs
@@ -120,7 +121,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for _verb in (
     up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
-    logs, history, stats, predict, feedback, key, bench,
+    logs, history, stats, predict, feedback, key, bench, rollout,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile,):

@@ -201,6 +201,36 @@ class Client:
         """Ask a model beside an application's queries, and never use what it says."""
         return self._change(f"/admin/applications/{_quoted(application)}/shadow", dry_run, {"model": model, "share": share})
 
+    # -- rollouts
+
+    def rollout(self, application: str, model: str, *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:
+        """Let a version take over an application's queries stage by stage while its guards hold. settings: canary ("5%"), stages
+        ("5,25,50,100", or [0.05, 1.0]), hold ("60s"), guard ("p99<20ms, error<1%"), error_rate."""
+        return self._change(f"/admin/applications/{_quoted(application)}/rollout", dry_run, {"model": model, **settings})
+
+    def rollouts(self, application: str = "") -> list[dict[str, Any]]:
+        """The last rollout of each application, or of one: its record, figures, and what it waits for."""
+        where = f"/admin/applications/{_quoted(application)}/rollout" if application else "/admin/rollouts"
+        return self._list("rollouts", where)
+
+    def pause_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Let it grow no more; a broken guard reverts it all the same."""
+        return self._move_rollout(application, "pause", dry_run)
+
+    def resume_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+        return self._move_rollout(application, "resume", dry_run)
+
+    def abort_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Ask the version before for everything again."""
+        return self._move_rollout(application, "abort", dry_run)
+
+    def promote_rollout(self, application: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Ask the new version for everything, whatever the guards say."""
+        return self._move_rollout(application, "promote", dry_run)
+
+    def _move_rollout(self, application: str, verb: str, dry_run: bool) -> dict[str, Any]:
+        return self._change(f"/admin/applications/{_quoted(application)}/rollout/{verb}", dry_run, {})
+
     # -- the state as one file
 
     def export_state(self) -> bytes:

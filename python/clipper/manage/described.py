@@ -69,6 +69,9 @@ def _verbs() -> Table:
     if ("GET", "/admin/models/{}") in found:
         about = found["GET", "/admin/models/{}"]
         found["GET", "/admin/models/{}"] = msgspec.structs.replace(about, id="modelsNamed", says="Each version of one model.")
+    if ("GET", "/admin/applications/{}/rollout") in found:
+        about = found["GET", "/admin/applications/{}/rollout"]
+        found["GET", "/admin/applications/{}/rollout"] = msgspec.structs.replace(about, id="rolloutOf", says="Its last rollout.")
     return found
 
 
@@ -115,14 +118,22 @@ _ARGUMENTS: Mapping[str, Schema] = {
     "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
     "batching": {"anyOf": [{"enum": [*get_args(get_type_hints(Batching)["mode"]), None]}, {"type": "object", "properties": {}}]},
     "deploy.model": {"type": "string", "description": "`module:attribute`, or an .onnx or .skops file on the server's host"},
+    "canary": {"enum": ["5%", 0.01, None], "description": "the first share: in per cent as a string, or a number"},
     "count": {"type": "integer", "minimum": 1, "maximum": 1000},
     "data": {"type": "string", "contentEncoding": "base64", "description": "the bytes of a file of this `kind`"},
+    "error_rate": {"type": "number", "minimum": 1e-6, "maximum": 0.5, "description": "of the tests behind the guard"},
+    "guard": {
+        "type": "string", "pattern": "^(error<[1-9]%|p99<[1-9][0-9]ms)(, reward>=-[1-9]%)?$",
+        "description": "see docs/managing.md",
+    },
+    "hold": {"type": "string", "pattern": "^[1-9][0-9]{0,2}(ms|s|m)$", "description": "how long each stage lasts at least"},
     "input": _INPUT,
     "kind": {"enum": ["onnx", "skops"]},
     "model": _MODEL,
     "replica": {"type": "integer", "minimum": 0, "maximum": 64},
     "replicas": _REPLICAS,
     "share": _SHARE,
+    "stages": {"enum": ["10,100", [0.25, 1.0], None], "description": "shares: in per cent as a string, or numbers"},
     "version": {"type": ["integer", "null"], "minimum": 1, "maximum": VERSION_MAX},
 }
 

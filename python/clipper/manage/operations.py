@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from clipper.catalog import Catalog
+from clipper.catalog_view import Rollout
 from clipper.config import Config, merge_batching
 from clipper.deploy.artifact import Artifact, is_data
 from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
@@ -21,6 +22,8 @@ from clipper.manage.building import Stage
 from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
+from clipper.manage.rolling import Rolling, tell
+from clipper.manage.rollout import ERROR_RATE, GUARD, HOLD_S, checked_guard, checked_rate, seconds_of, stages_of
 from clipper.serving.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
 from clipper.store.history import Changed, acting, entries, plain
@@ -62,14 +65,16 @@ class Change(msgspec.Struct):
 class Operations:
     """Threads: any. actor: who does it, for the history.  dry_run: see above."""
 
-    def __init__(self, server: Server, place: Place, actor: str, *, dry_run: bool = False, lock: Any = None) -> None:
-        self._server, self._place = server, place
+    def __init__(
+        self, server: Server, place: Place, rolling: Rolling, actor: str, *, dry_run: bool = False, lock: Any = None
+    ) -> None:
+        self._server, self._place, self._rolling = server, place, rolling
         self.actor, self.dry_run = actor, dry_run
         self._linking = lock or threading.Lock()  # links and roles are read, changed and written back
 
     def by(self, actor: str, *, dry_run: bool = False) -> Self:
         """The same operations, done by another."""
-        return type(self)(self._server, self._place, actor, dry_run=dry_run, lock=self._linking)
+        return type(self)(self._server, self._place, self._rolling, actor, dry_run=dry_run, lock=self._linking)
 
     @contextmanager
     def _doing(self, verb: str) -> Iterator[Change]:
@@ -316,6 +321,61 @@ class Operations:
         change.said = f"{application} does not ask {wanted} any more"
         return change
 
+    # -- rollouts
+
+    def rollout(
+        self, application: str, model: str, *, canary: str | float | None = None, stages: str | list[Any] | None = None,
+        hold: str | float = HOLD_S, guard: str = GUARD, error_rate: float = ERROR_RATE,
+    ) -> Change:  # fmt: skip
+        """Let a version take over an application's queries, stage by stage while the guards hold, or not at all.
+
+        canary: the first share. stages: all shares, "5,25,50,100" in per cent or [0.05, 0.25, 0.5, 1.0].  hold: how long each
+        lasts at least, "60s" or seconds.  guard: see docs/managing.md.  error_rate: with which a version that keeps to its guards
+        is reverted all the same.
+        """
+        catalog = self._server.catalog
+        shares, held_s = stages_of(canary, stages), seconds_of(hold)
+        guarded, rate = checked_guard(guard), checked_rate(error_rate)
+        with self._linking, self._doing("rollout") as change:
+            self._rolling.check(catalog.view.model(parsed(model)).id)
+            new = catalog.begin_rollout(application, model, stages=shares, hold_s=held_s, guard=guarded, error_rate=rate)
+        grows = " -> ".join(f"{share:.4g}" for share in shares)
+        change.said = f"{application} asks {new.model} instead of {new.control}, for a share of its queries: {grows}"
+        return change
+
+    def rollouts(self, application: str = "") -> list[dict[str, Any]]:
+        """The last rollout of each application (or of one): its record, the figures of its stage, and what it waits for."""
+        view = self._server.catalog.view
+        names = [view.application(application).name] if application else sorted(view.rollouts)
+        return [self._rolling.status(view.rollouts[name]) for name in names if name in view.rollouts]
+
+    def pause_rollout(self, application: str) -> Change:
+        """Let it grow no more until it is resumed; a broken guard reverts it all the same."""
+        return self._move_rollout("pause", application, state="paused")
+
+    def resume_rollout(self, application: str) -> Change:
+        """Let it grow again; its stage begins anew."""
+        return self._move_rollout("resume", application, state="running")
+
+    def abort_rollout(self, application: str) -> Change:
+        """Ask the version before for everything again."""
+        return self._move_rollout("abort", application, state="aborted")
+
+    def promote_rollout(self, application: str) -> Change:
+        """Ask the new version for everything, whatever the guards say."""
+        return self._move_rollout("promote", application, state="promoted")
+
+    def _move_rollout(self, verb: str, application: str, state: str) -> Change:
+        def move(now: Rollout) -> Rollout:
+            return now if now.state == state else msgspec.structs.replace(now, state=state, reason=f"{verb}, by {self.actor}")
+
+        with self._linking, self._doing(f"rollout {verb}") as change:
+            new = self._server.catalog.move_rollout(f"rollout {verb}", application, move)
+        if change.changed and not self.dry_run:
+            tell(new)
+        already = "" if change.changed else " already"
+        change.said = f"the rollout of {new.model} in {application} is {new.state}{already}"
+        return change
 
     # -- the state as one file
 

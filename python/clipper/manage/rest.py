@@ -44,8 +44,16 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/challenge", "challenge", ("application",)),
     ("POST", "/admin/applications/{}/shadow", "shadow", ("application",)),
     ("POST", "/admin/applications/{}/remove", "remove_application", ("name",)),
+    ("GET", "/admin/rollouts", "rollouts", ()),
+    ("GET", "/admin/applications/{}/rollout", "rollouts", ("application",)),
+    ("POST", "/admin/applications/{}/rollout", "rollout", ("application",)),
+    ("POST", "/admin/applications/{}/rollout/pause", "pause_rollout", ("application",)),
+    ("POST", "/admin/applications/{}/rollout/resume", "resume_rollout", ("application",)),
+    ("POST", "/admin/applications/{}/rollout/abort", "abort_rollout", ("application",)),
+    ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
 )
 lists = {"models": "models", "applications": "applications", "history": "history", "logs": "lines", "stages": "stages"}
+lists["rollouts"] = "rollouts"
 settings_types = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")}
 settings_types["input"] = str
 _OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])

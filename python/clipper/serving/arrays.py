@@ -17,7 +17,7 @@ from clipper.selection.policy import NOTHING
 from clipper.selection.unlearned import Unlearned
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import JoinedRows
-from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, too_unsure, why
+from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, side_of, too_unsure, why
 from clipper.serving.stragglers import combine
 from clipper.types import Answers, VersionedModel
 from clipper_core.future import Future
@@ -39,6 +39,7 @@ class AskedArray(msgspec.Struct, frozen=True, eq=False):
 def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int, salt: int) -> Future:
     """Ask the models that the policy selects about every row; -> the future of `Answers`. InvalidInput for a wrong type or
     shape, or no rows; UnknownModel when nothing is linked."""
+    question = side_of(question, user)
     try:
         state, plan = plan_for(question, user)
     except PolicyFailed as failure:
@@ -74,13 +75,16 @@ def finish_array(future: Future) -> Answers:
     id = f"{question.node}-{future.id:x}"
     if question.window is not None:
         question.window.add_rows(id, JoinedRows(question.learner, asked.user, asked.plan, future, outputs))
+    latency_us = future.latencies_us().reshape(len(models), n).max(axis=0)
+    if question.arm is not None:
+        question.arm.count_rows(latency_us, is_default)
     return Answers(
         outputs=outputs,
         confidence=confidence,
         is_default=is_default,
         statuses=statuses,
         reasons=reasons,
-        latency_us=future.latencies_us().reshape(len(models), n).max(axis=0),
+        latency_us=latency_us,
         id=id,
     )
 

@@ -11,7 +11,7 @@ from clipper.errors import DeadlineExceeded, InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Prediction, Truth
 from clipper.selection.lessons import Column, Rows, column_of
 from clipper.serving.feedback import Joined, JoinedRows, Window, label_column
-from clipper.serving.processor import Question, plan_for
+from clipper.serving.processor import Question, plan_for, side_of
 from clipper.serving.records import written, written_rows
 from clipper.serving.states import Learner, Seen
 from clipper.types import Answer, Answers, VersionedModel
@@ -40,6 +40,7 @@ def observe(
     if (prediction is None) == (input is None):
         raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
     if prediction is None:
+        question = side_of(question, user)
         seen = _asked_again(question, input, user, truth, weight, context)
         learner, whose = question.learner, user or ""
         learner.states.commit(learner.states.observe_one(learner, whose, seen, written(learner, whose, seen)))
@@ -59,7 +60,7 @@ def observe(
     learner.states.commit(number)
     _tell_watcher(learner, seen)
     if question.teaching.active:
-        question.teaching.tell_of(question.cores, _id_of(prediction), seen)
+        question.teaching.tell_of(question.taught, _id_of(prediction), seen)
     return True
 
 
@@ -81,7 +82,7 @@ def observe_many(
     told = [told[i] for i in places] if len(places) < len(ids) else told
     _learn_joined(found, told)
     for i, joined, label in zip(places, found, told, strict=True) if question.teaching.active else ():
-        question.teaching.tell_of(question.cores, ids[i], joined.observation(Truth(label), 1.0))
+        question.teaching.tell_of(question.taught, ids[i], joined.observation(Truth(label), 1.0))
     return Counted(len(found), len(ids) - len(found) - unknown, unknown)
 
 

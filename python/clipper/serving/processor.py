@@ -13,6 +13,7 @@ import msgspec
 
 from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
 from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
+from clipper.serving.arms import Arm, Split
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
 from clipper.serving.qualifiers import prediction_of, said_beside
@@ -42,6 +43,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     window: where answers wait for feedback; None for a policy that learns nothing.  lineup: counts what queries come to.
     cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
     speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
+    rollout: which of its queries see it with a new version.  arm: counts for a rollout.
     """
 
     name: str
@@ -60,6 +62,13 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     means: Means | None = None
     teaching: Teaching = Teaching()
     speculation: "Speculation | None" = None
+    rollout: Split | None = None
+    arm: Arm | None = None
+
+    @property
+    def taught(self) -> dict[VersionedModel, CoreModel]:
+        """The cores of all its models, on both sides of a rollout."""
+        return self.cores if self.rollout is None else self.rollout.cores
 
 
 NOBODY = Query()
@@ -83,6 +92,12 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
         return self.plan.models if self.hearing is None else self.hearing.models
 
 
+def side_of(question: Question, user: str | None) -> Question:
+    """The question as this user sees it, while there is a rollout."""
+    split = question.rollout
+    return question if split is None or not split.takes(user) else split.new
+
+
 def plan_for(question: Question, user: str | None, context: Any = None) -> tuple[Any, Plan]:
     """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked; InvalidInput for a
     context that the policy cannot use."""
@@ -104,6 +119,8 @@ def predict(
 ) -> Future:
     """Ask the models that the policy selects; -> the future of one Answer. id: the caller's, checked. InvalidInput for a wrong
     type or shape; UnknownModel when nothing is linked."""
+    if question.rollout is not None:
+        question = side_of(question, user)
     try:
         state, plan = plan_for(question, user, context)
     except PolicyFailed as failure:
@@ -158,6 +175,8 @@ def default_answer(future: Future, question: Question, reason: str, request_id: 
     if question.lineup is not None:
         question.lineup.tally.duration.record(future.latency_us)
         question.lineup.tally.default("policy_failed")
+    if question.arm is not None:
+        question.arm.count(future.latency_us, True)
     id = f"{question.node}-{future.id:x}"
     _tell_log(question, id, request_id, reason)
     return Answer(
@@ -189,6 +208,8 @@ def finish(future: Future) -> Answer:
     output = question.default if reason else combined.output
     if question.lineup is not None:
         question.lineup.count(future, asked.models, arrived, combined, reason, asked.late, missing, decided_by)
+    if question.arm is not None:
+        question.arm.count(future.latency_us, bool(reason))
     for decoy in question.decoys:
         decoy.said(future.id, id, output, bool(reason))
     return Answer(

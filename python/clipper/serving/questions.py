@@ -2,18 +2,21 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from clipper.catalog import Catalog, View
+from clipper.catalog_view import Rollout
+from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, TypeConflict, UnknownApplication
 from clipper.selection import covering, policy_named
+from clipper.serving.arms import COMPARED_S_MAX, Hears, Split, Stage
 from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
-from clipper.serving.processor import Question
+from clipper.serving.processor import Question, next_uniform
 from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
 from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
@@ -46,6 +49,8 @@ class Questions:
         self._by_name: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
         self._refused: dict[VersionedModel, Snapshot] = {}  # floors of guaranteed times: their latencies then
+        self._may_roll: Callable[[Rollout], bool] = lambda _: True
+        self._stages: dict[str, Stage] = {}
 
     def of(self, name: str) -> Question:
         """Of an application. Raises UnknownApplication."""
@@ -92,10 +97,44 @@ class Questions:
         for model in view.models():
             self._running.ensure(model)
         self._tallies = {name: self._tallies.get(name) or Tally() for name in view.applications}
-        self._by_name = {name: self._cast(view, app, self._tallies[name]) for name, app in view.applications.items()}
-        for name, question in self._by_name.items():
+        by_name = {name: self._cast(view, app, self._tallies[name]) for name, app in view.applications.items()}
+        for name, question in by_name.items():
             question.learner.watcher = self._tallies[name]
-        self._candidates = {}
+        stages: dict[str, Stage] = {}
+        for name, rollout in view.rollouts.items():
+            if name in by_name and applies(view, rollout) and self._may_roll(rollout):
+                by_name[name] = self._rolling(view, rollout, by_name[name])
+                stages[name] = by_name[name].rollout.stage  # type: ignore[union-attr]
+        self._by_name, self._stages, self._candidates = by_name, stages, {}
+
+    # -- rollouts
+
+    def let_roll(self, may: Callable[[Rollout], bool]) -> None:
+        """Rollouts for which `may` is false take no queries: asked at each `resolve`."""
+        self._may_roll = may
+
+    def stage(self, application: str) -> Stage | None:
+        """What is counted of its rollout; None while that takes no queries here."""
+        return self._stages.get(application)
+
+    def _rolling(self, view: View, rollout: Rollout, before: Question) -> Question:
+        """The application's question, and beside it the one with the new version."""
+        app, tally = view.applications[rollout.application], self._tallies[rollout.application]
+        stage = self._stages.get(rollout.application)
+        if stage is None or not stage.is_of(rollout):
+            stage = Stage(rollout, wall_time_us(), lambda: tally.watched.compared(rollout.control, rollout.model))
+        links = tuple(dict.fromkeys(rollout.model if link == rollout.link else link for link in app.models))
+        roles = {key: text for key, text in app.roles.items() if key not in (str(rollout.link), str(rollout.model))}
+        new = self._resolved(view, msgspec.structs.replace(app, models=links))
+        standard = {rollout.control: Role("canary", rate_max=COMPARED_S_MAX)} if stage.compares else {}
+        before_lineup = tally.lineup(before.models, before.cast, new.models)
+        new = self._with_roles(view, msgspec.structs.replace(app, models=links, roles=roles), new, tally, standard)
+        new.learner.watcher = Hears(tally, stage.new)
+        before.learner.watcher = Hears(tally, stage.before)
+        window = self._learning.window
+        new = msgspec.structs.replace(new, window=window, arm=stage.new)
+        split = Split(new, stage, {**before.cores, **new.cores}, next_uniform)
+        return msgspec.structs.replace(before, window=window, lineup=before_lineup, arm=stage.before, rollout=split)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By application; see docs/operating.md."""
@@ -117,7 +156,12 @@ class Questions:
 
     def _cast(self, view: View, app: Application, tally: Tally) -> Question:
         """The question with its application's roles and counts."""
-        question = self._resolved(view, app)
+        return self._with_roles(view, app, self._resolved(view, app), tally)
+
+    def _with_roles(
+        self, view: View, app: Application, question: Question, tally: Tally, beside: Mapping[VersionedModel, Role] | None = None
+    ) -> Question:
+        """beside: models that are asked in a role and not linked; given for a rollout's new side, even if there are none."""
         roles: dict[VersionedModel, Role] = {}
         decoys = []
         for name, text in app.roles.items():
@@ -129,11 +173,16 @@ class Questions:
                     roles[view.model(place).id] = role
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
-        cast = Cast(roles, question.models) if roles else None
-        lineup = tally.lineup(question.models, cast)
+        models = question.models
+        if beside:
+            models, roles = tuple(dict.fromkeys((*models, *beside))), {**roles, **beside}
+            cores = {model.id: self._running.ensure(model).core for model in map(view.model, beside)}
+            question = msgspec.structs.replace(question, cores={**cores, **question.cores})
+        cast = Cast(roles, models) if roles else None
+        lineup = tally.lineup(models, cast) if beside is None else tally.other_side(models, cast)
         cast_question = msgspec.structs.replace(
             question,
-            window=self._learning.window if question.window is None and app.roles else question.window,
+            window=self._learning.window if app.roles or app.name in view.rollouts else question.window,
             lineup=lineup,
             cast=cast,
             decoys=tuple(decoys),
@@ -186,6 +235,17 @@ class Questions:
         if len(known) < _QUESTIONS_MAX:
             known[key] = question
         return question
+
+
+def applies(view: View, rollout: Rollout) -> bool:
+    """Whether the application still asks what the rollout is to replace, and both versions are in service."""
+    app = view.applications.get(rollout.application)
+    if app is None or not rollout.is_open or rollout.link not in app.models:
+        return False
+    try:
+        return view.model(rollout.link).id == rollout.control and view.model(rollout.model).id == rollout.model
+    except ClipperError:
+        return False
 
 
 def _decoy_stats(question: Question) -> dict[str, Any]:

@@ -92,17 +92,28 @@ class Tally:
                 found = self._models.setdefault(model, _OfModel())
         return found
 
-    def lineup(self, models: Sequence[VersionedModel], cast: Cast | None) -> "Lineup":
-        """For the application's queries from now on. Models that are linked no more are forgotten."""
+    def lineup(
+        self, models: Sequence[VersionedModel], cast: Cast | None, rolling: Collection[VersionedModel] = ()
+    ) -> "Lineup":
+        """For the application's queries from now on. Models that are linked no more are forgotten, but for those of its rollout's
+        other side."""
         if cast is not None:
             self.watched.canaries = frozenset(model for model, role in cast.roles.items() if role.kind == "canary")
         lineup = Lineup(self, models, cast)
+        models = [*models, *rolling]
         with self._lock:
             self._models = {model: counts for model, counts in self._models.items() if model in models}
             self._pairs = {pair: mean for pair, mean in self._pairs.items() if pair[0] in models and pair[1] in models}
         self.watched.keep(models)
         self.means.keep(models)
         return lineup
+
+    def other_side(self, models: Sequence[VersionedModel], cast: Cast | None) -> "Lineup":
+        """For the queries that see a rollout's new version; `lineup` is called before."""
+        if cast is not None:
+            canaries = {model for model, role in cast.roles.items() if role.kind == "canary"}
+            self.watched.canaries = self.watched.canaries | canaries
+        return Lineup(self, models, cast)
 
     # -- what is counted
 

@@ -192,6 +192,16 @@ class Watched:
                 if other != model:
                     canary.others.setdefault(other, _Compared()).add(output, said[model])
 
+    def compared(self, canary: VersionedModel, model: VersionedModel) -> tuple[int, int]:
+        """How often this model and that canary were heard beside each other, and how often they agreed."""
+        for _ in range(PENDING_MAX // 16):
+            with self._lock:
+                self._look_at(16)
+        with self._lock:
+            standard = self._canaries.get(canary)
+            found = standard.others.get(model) if standard is not None else None
+            return (found.n, found.same) if found is not None else (0, 0)
+
     def stats(self) -> dict[str, Any]:
         """`observers`: beside the answer; `canaries`: their drift, and the others against them."""
         for _ in range(PENDING_MAX // 16):

@@ -1,0 +1,163 @@
+"""Rollouts as they go: looked at a few times a second, moved by what manage/rollout.py decides.
+
+The stage is a record of the catalog, so it outlives the server. After a start a rollout takes no queries until both versions are
+connected here, and counts anew; then a version without a container is a broken one. Servers that share a store judge each by the
+queries of its own: who sees a regression first reverts for all.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from clipper.catalog import Catalog
+from clipper.catalog_view import Rollout, View
+from clipper.clock import wall_time_us
+from clipper.errors import ClipperError, NoReplica, StoreError, Unknown
+from clipper.manage.rollout import Step, decide, moved
+from clipper.serving.guards import Counts, Figures
+from clipper.serving.questions import Questions, applies
+from clipper.store.history import acting
+from clipper.types import VersionedModel
+
+LOOK_S: Final = 0.2
+_log = logging.getLogger(__name__)
+_NOTHING: Final = Figures(Counts(), Counts())
+
+
+class Rolling:
+    """Threads: any. is_connected: whether a container of a version is."""
+
+    def __init__(self, catalog: Catalog, questions: Questions, is_connected: Callable[[VersionedModel], bool]) -> None:
+        self._catalog, self._questions, self._is_connected = catalog, questions, is_connected
+        self._changed = threading.Condition()
+        self._open = False
+        self._closing = False
+        self._connected: set[tuple[str, int]] = set()  # rollouts, by application and when they began
+        self._thread = threading.Thread(target=self._run, name="clipper-rolling", daemon=True)
+        self._end: Callable[[], None] = lambda: None
+        questions.let_roll(lambda rollout: _name(rollout) in self._connected)
+
+    def start(self) -> None:
+        self._end = self._catalog.on_change(self._heard)
+        self._heard(self._catalog.view)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._end()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _heard(self, view: View) -> None:
+        with self._changed:
+            names = {_name(rollout) for rollout in view.rollouts.values() if rollout.is_open}
+            self._open, self._connected = bool(names), self._connected & names
+            if self._open:
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(LOOK_S if self._open else None)
+                if self._closing:
+                    return
+                if not self._open:
+                    continue
+            for rollout in list(self._catalog.view.rollouts.values()):
+                if rollout.is_open:
+                    self._look(rollout)
+
+    def _look(self, rollout: Rollout) -> None:
+        try:
+            if _name(rollout) not in self._connected:
+                self._try_to_connect(rollout)
+            step = self.step(rollout)
+            if step.kind != "stay":
+                self._move(rollout, step)
+        except Unknown:
+            return  # over, meanwhile
+        except StoreError as error:
+            _log.warning("rollout of %s in %s waits: %s", rollout.model, rollout.application, error)
+        except Exception:
+            _log.exception("rollout of %s in %s", rollout.model, rollout.application)
+
+    def _try_to_connect(self, rollout: Rollout) -> None:
+        if all(map(self._is_connected, (rollout.model, rollout.control))):
+            self._connected.add(_name(rollout))
+            self._catalog.refresh_listeners()
+
+    def _move(self, rollout: Rollout, step: Step) -> None:
+        verb = {"advance": "grow", "promote": "promote"}.get(step.kind, step.kind)
+        with acting(f"rollout of {rollout.application}", f"rollout {verb}"):
+            new = self._catalog.move_rollout(
+                f"rollout {verb}", rollout.application, lambda now: moved(now, step) if _same(now, rollout) else now
+            )
+        if not _same(new, rollout):
+            tell(new)
+
+    # -- looking in
+
+    def check(self, model: VersionedModel) -> None:
+        """NoReplica for a version that could not answer."""
+        if not self._is_connected(model):
+            hint = f"See clipper models {model.name}; to start one: clipper scale {model} 1"
+            raise NoReplica(f"no container of '{model}' is connected: it could not answer.", hint=hint)
+
+    def step(self, rollout: Rollout) -> Step:
+        """What the figures of now call for."""
+        stage = self._questions.stage(rollout.application)
+        gone = "" if applies(self._catalog.view, rollout) else why_gone(self._catalog.view, rollout)
+        if stage is None or not stage.is_of(rollout):
+            if gone or not rollout.is_open:
+                return decide(rollout, _NOTHING, 0, 0, gone)
+            return Step("stay", f"waits until {rollout.control} and {rollout.model} are connected")
+        return decide(rollout, stage.figures(), wall_time_us(), stage.begun_us, gone)
+
+    def status(self, rollout: Rollout) -> dict[str, Any]:
+        """The record, how far it is, and what it waits for."""
+        step, stage = self.step(rollout), self._questions.stage(rollout.application)
+        row: dict[str, Any] = msgspec.to_builtins(rollout)
+        row.pop("schema", None)
+        row |= {key: str(getattr(rollout, key)) for key in ("model", "link", "control")}
+        row |= {"share": rollout.share, "guards": [], "new": None, "before": None}
+        if rollout.is_open:
+            row |= {"waits": step.reason, "guards": [msgspec.structs.asdict(one) for one in step.verdicts]}
+        if stage is not None and stage.is_of(rollout):
+            figures = stage.figures()
+            row |= {"new": msgspec.structs.asdict(figures.new), "before": msgspec.structs.asdict(figures.before)}
+        return row
+
+
+def _name(rollout: Rollout) -> tuple[str, int]:
+    return rollout.application, rollout.began_us
+
+
+def _same(one: Rollout, other: Rollout) -> bool:
+    return (_name(one), one.stage, one.state) == (_name(other), other.stage, other.state)
+
+
+def why_gone(view: View, rollout: Rollout) -> str:
+    """Why there is nothing to roll out any more."""
+    app = view.applications.get(rollout.application)
+    if app is None or rollout.link not in app.models:
+        return f"{rollout.application} does not ask '{rollout.link}' any more"
+    try:
+        asks = view.model(rollout.link).id
+        view.model(rollout.model)
+        return f"'{rollout.link}' is {asks} now" if asks != rollout.control else f"{rollout.model} is out of service"
+    except ClipperError as error:
+        return error.message.rstrip(".")
+
+
+def tell(rollout: Rollout) -> None:
+    """The log, of a move."""
+    level = logging.WARNING if rollout.state in ("reverted", "aborted") else logging.INFO
+    what = rollout.state if not rollout.is_open else f"{rollout.state} at {rollout.share:.4g} of the queries"
+    about = {"application": rollout.application, "model": str(rollout.model), "event": "rollout"}
+    _log.log(level, "rollout of %s in %s: %s (%s)", rollout.model, rollout.application, what, rollout.reason, extra=about)

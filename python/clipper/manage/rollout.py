@@ -1,0 +1,134 @@
+"""What a rollout does next: a record, what was counted, and the time, to one step. Nothing here acts; manage/rolling.py moves.
+
+    begin -> stage 0 --(held, and every guard holds)--> stage 1 -> ... -> the last --> promoted
+                  \\______________ a guard is broken: reverted; the ground is gone: aborted _______/
+
+Growing takes time (`hold_s`) and evidence (each guard has enough observations to hold); shrinking takes evidence alone, which of
+a clear regression is a handful of answers. The error rate is that of the whole rollout: it is shared out over stages and guards,
+so that a version that keeps to its guards is reverted with at most that probability, however long it takes.
+A paused rollout does not grow. It is reverted all the same.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+import msgspec
+
+from clipper.catalog_view import Rollout
+from clipper.errors import InvalidInput
+from clipper.serving.guards import Figures, Guard, Verdict, guards_in
+
+STAGES: Final = (0.05, 0.25, 0.5, 1.0)
+GUARD: Final = "error<1%"
+HOLD_S: Final = 60.0
+HOLD_S_MAX: Final = 30 * 86_400.0
+ERROR_RATE: Final = 0.05
+_STAGES_MAX: Final = 20
+_LENGTH: Final = re.compile(r"([0-9.]+)\s*(ms|s|m|h|d)?")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
+
+
+class Step(msgspec.Struct, frozen=True):
+    """kind: stay, or what becomes of the record.  reason: of it, for a person.  verdicts: of the guards, in their order."""
+
+    kind: Literal["stay", "advance", "promote", "revert", "abort"]
+    reason: str
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def decide(rollout: Rollout, figures: Figures, now_us: int, counting_us: int, gone: str = "") -> Step:
+    """counting_us: since when the figures are counted.  gone: why the rollout has no ground any more, if so."""
+    if not rollout.is_open:
+        return Step("stay", f"it is {rollout.state}")
+    if gone:
+        return Step("abort", gone)
+    guards = guards_in(rollout.guard)
+    verdicts = verdicts_of(rollout, guards, figures)
+    broken = [f"{verdict.guard} is broken: {verdict.said}" for verdict in verdicts if verdict.outcome == "broken"]
+    if broken:
+        return Step("revert", "; ".join(broken), verdicts)
+    if rollout.state == "paused":
+        return Step("stay", "it is paused", verdicts)
+    left_s = rollout.hold_s - (now_us - max(rollout.stage_us, counting_us)) / 1e6
+    if left_s > 0:
+        return Step("stay", f"it is held for {left_s:.0f} s more", verdicts)
+    waiting = [f"{verdict.guard} is undecided: {verdict.said}" for verdict in verdicts if verdict.outcome == "undecided"]
+    if waiting or not figures.new.answers:
+        return Step("stay", "; ".join(waiting) or "the new version has answered nothing yet", verdicts)
+    said = "; ".join(verdict.said for verdict in verdicts) or f"{figures.new.answers} answers"
+    last = rollout.stage == len(rollout.stages) - 1
+    return Step("promote" if last else "advance", said, verdicts)
+
+
+def verdicts_of(rollout: Rollout, guards: Sequence[Guard], figures: Figures) -> tuple[Verdict, ...]:
+    """Where nobody asks the version before any more, nothing is measured against it."""
+    rate = rollout.error_rate / (len(rollout.stages) * max(1, len(guards)))
+    judged = [guard for guard in guards if not (guard.beside and rollout.share >= 1.0)]
+    return tuple([guard.judge(figures, rate) for guard in judged])
+
+
+def moved(rollout: Rollout, step: Step) -> Rollout:
+    """The record after a step."""
+    replace = msgspec.structs.replace
+    if step.kind == "advance":
+        return replace(rollout, stage=rollout.stage + 1, reason=step.reason)
+    state = {"promote": "promoted", "revert": "reverted", "abort": "aborted"}.get(step.kind)
+    return rollout if state is None else replace(rollout, state=state, reason=step.reason)
+
+
+# -- what a person writes
+
+
+def stages_of(canary: str | float | None, stages: str | Sequence[Any] | None) -> tuple[float, ...]:
+    """Shares, ascending: texts are per cent ("5%", "5,25,50,100"), numbers are shares (0.05). Without stages, those of STAGES
+    above the first."""
+    first = () if canary is None else (_share(canary),)
+    each: tuple[float, ...]
+    if stages is None:
+        each = tuple(share for share in STAGES if not first or share > first[0])
+    else:
+        parts = stages.split(",") if isinstance(stages, str) else stages
+        each = tuple(_share(part) for part in parts)
+    found = first + (each[1:] if first and each and each[0] == first[0] else each)
+    if not 1 <= len(found) <= _STAGES_MAX or any(one >= other for one, other in pairwise(found)):
+        said = ", ".join(f"{share:.4g}" for share in found) or "none"
+        raise InvalidInput(f"stages of a rollout grow, and are at most {_STAGES_MAX}; these: {said}.", hint="Write 5,25,50,100.")
+    return found
+
+
+def _share(value: Any) -> float:
+    try:
+        share = float(value.strip().removesuffix("%")) / 100 if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InvalidInput(f"{value!r} is no share of the queries.", hint='Write "5%", or 0.05 for a number.')
+    return share
+
+
+def seconds_of(value: str | float) -> float:
+    """60, "60s", "5m", "1h"."""
+    found = _LENGTH.fullmatch(value.strip()) if isinstance(value, str) else None
+    try:
+        seconds = float(found[1]) * _SECONDS[found[2]] if found else float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds <= HOLD_S_MAX:
+        raise InvalidInput(f"{value!r} is no time to hold a stage.", hint="Write 60s, 5m or 1h: up to 30 days.")
+    return seconds
+
+
+def checked_guard(text: str) -> str:
+    """As it is recorded."""
+    guards = guards_in(text)
+    if len({(guard.metric, guard.beside) for guard in guards}) < len(guards):
+        raise InvalidInput(f"guards {text!r}: one of them comes twice.")
+    return ", ".join(guard.text for guard in guards)
+
+
+def checked_rate(rate: float) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 1e-9 <= rate <= 0.5:
+        raise InvalidInput(f"error_rate={rate!r}: a probability up to 0.5, as 0.05.")
+    return float(rate)
