@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help venv build demo test check stress asan tsan bench count docs clean distclean micro FORCE
+.PHONY: help venv build demo test check stress asan tsan bench count dashboard docs clean distclean micro FORCE
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ micro: .venv/.peers  ## the price of each structure of the core, in ns
 count: .venv/.installed  ## instructions of the hot calls, beside those on record (ARGS=--record writes them anew)
 	@$(PY) -m bench.instructions $(ARGS)
 
+dashboard: dashboard/node_modules/.package-lock.json  ## the page of management, from dashboard/ into the package (needs npm)
+	@cd dashboard && npm run --silent build
+
 docs: .venv/.installed  ## every key, error, verb and frame has its place in docs/, and every link leads somewhere
 	@$(PY) -m pytest -q tests/test_docs.py
 
@@ -111,6 +114,10 @@ endef
 	  { cd .venv && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } >/dev/null 2>&1; } \
 	  || echo "no prometheus, and it could not be fetched: tests with it are skipped. apt-get install prometheus"
 	@touch $@
+
+dashboard/node_modules/.package-lock.json: dashboard/package.json dashboard/package-lock.json
+	@command -v npm >/dev/null || { echo "no npm: the dashboard cannot be built; what is shipped is as it was. apt-get install npm"; exit 1; }
+	@cd dashboard && npm ci --silent --no-audit --no-fund
 
 # -- clients that others wrote, which tests talk through; without them those tests are skipped, and say so
 

@@ -109,7 +109,7 @@ BANNED_CORE = {
 }
 
 MARKERS = re.compile(r"\b(?:" + "|".join(("TO" "DO", "FIX" "ME", "XX" "X", "HA" "CK")) + r")\b")  # fmt: skip
-SKIPPED = ("build", "dist", "__pycache__", ".egg-info")
+SKIPPED = ("build", "dist", "__pycache__", ".egg-info", "node_modules")
 TEXT = {".py", ".pyx", ".pxd", ".pyi", ".hpp", ".md", ".toml", ".sh", ".svg", ".allow", ".json", ".in", ""}
 
 

@@ -6,7 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from clipper.config import tables
+from clipper.config import Config, describe, tables
+from clipper.store.redis import shown
 from clipper.types import Batching
 
 
@@ -47,3 +48,20 @@ def _key(default: Any, type_: Any, meta: msgspec.Meta) -> dict[str, Any]:
 
 def _modes() -> dict[str, Any]:
     return {"enum": list(get_args(get_type_hints(Batching)["mode"]))}
+
+
+def settings_of(config: Config) -> list[dict[str, Any]]:
+    """A row a key: those of the sections, and for each model and application those of its table. Secrets are masked."""
+    rows = []
+    for info in describe():
+        section, *middle, key = info.key.split(".")
+        holders = getattr(config, section)
+        tables = {f"{section}.{name}": table for name, table in holders.items()} if middle else {section: holders}
+        for prefix, table in tables.items():
+            value = getattr(table, key)
+            origins = [o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")]
+            given = shown(value) if key in ("state", "url") else value  # a URL may have a password
+            row = {"key": f"{prefix}.{key}", "value": "***" if key == "token" and value else msgspec.to_builtins(given)}
+            row |= {"unit": info.unit, "default": msgspec.to_builtins(info.default), "origin": ", ".join(origins[:1])}
+            rows.append({**row, "origin": row["origin"] or "default", "text": info.text})
+    return rows

@@ -57,6 +57,7 @@ from clipper_core.model import Model as CoreModel
 
 if TYPE_CHECKING:
     from clipper.frontend.frontends import Frontends
+    from clipper.manage.dashboard.feed import Feed
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
@@ -98,6 +99,7 @@ class ClipperServer(Streaming):
         )
         self.cache = Cache(self.model, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
+        self._dashboard: Feed | None = None
         self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
         containers = self._deployment.containers
         self._rolling = Rolling(self.catalog, self._questions, lambda model: bool(containers.of(model)))
@@ -126,6 +128,8 @@ class ClipperServer(Streaming):
                 self._frontends = self._with_frontends()
                 self._frontends.start()
                 self._announce()
+                if self._dashboard is not None:
+                    self._dashboard.start()
             self._start_streams()
         except BaseException:
             self.close(drain_s=0)
@@ -141,6 +145,8 @@ class ClipperServer(Streaming):
         atexit.unregister(self.close)
         for collector in list(self._collectors):
             collector.close()
+        if self._dashboard is not None:
+            self._dashboard.stop()
         if self._frontends is not None:
             self._frontends.drain()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
@@ -402,8 +408,25 @@ class ClipperServer(Streaming):
         )
         frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
         Management(node, self.manage).add_to(frontends.admin_routes)
+        if self.config.http.admin and self.config.http.dashboard:
+            self._dashboard = self._with_dashboard(node, frontends)
         frontends.admin_routes.describe(of_management())
         return frontends
+
+    def _with_dashboard(self, node: Any, frontends: "Frontends") -> "Feed":
+        from clipper.manage.dashboard.feed import Feed
+        from clipper.manage.dashboard.page import Page
+        from clipper.manage.dashboard.sources import ServerSources
+
+        def addresses() -> Mapping[str, str]:
+            each = {"http": self.http_address, "grpc": self.grpc_address, "admin": self.admin_address, "containers": self.address}
+            return {what: where for what, where in each.items() if where}
+
+        incidents = lambda: tuple(self._deployment.incidents)  # noqa: E731
+        sources = ServerSources(node, self.manage, incidents, self._questions.slowest, addresses)
+        feed = Feed(sources, self.config.http.dashboard_viewers_max)
+        Page(feed, self.config).add_to(frontends.admin_routes)
+        return feed
 
     def _announce(self) -> None:
         if self.admin_address:

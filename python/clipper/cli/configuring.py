@@ -33,8 +33,9 @@ def show(file: Path | None, changed: bool, as_json: bool) -> None:
     clipper config show clipper.toml --changed
     """
     from clipper.config import load
+    from clipper.config_schema import settings_of
 
-    rows = [row for row in _settings(load(file_or_default(file))) if not changed or row["origin"] != "default"]
+    rows = [row for row in settings_of(load(file_or_default(file))) if not changed or row["origin"] != "default"]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
@@ -69,28 +70,6 @@ def schema() -> None:
     from clipper.config_schema import schema as schema_of
 
     click.echo(json.dumps(schema_of(), indent=2))
-
-
-def _settings(config: Any) -> list[dict[str, Any]]:
-    """A row a key: those of the sections, and for each model and application those of its table."""
-    import msgspec
-
-    from clipper.config import describe
-    from clipper.store.redis import shown
-
-    rows = []
-    for info in describe():
-        section, *middle, key = info.key.split(".")
-        holders = getattr(config, section)
-        tables = {f"{section}.{name}": table for name, table in holders.items()} if middle else {section: holders}
-        for prefix, table in tables.items():
-            value = getattr(table, key)
-            origins = [o for at, o in config.origins.items() if f"{at}.".startswith(f"{prefix}.{key}.")]
-            given = shown(value) if key in ("state", "url") else value  # a URL may have a password
-            row = {"key": f"{prefix}.{key}", "value": "***" if key == "token" and value else msgspec.to_builtins(given)}
-            row |= {"unit": info.unit, "default": msgspec.to_builtins(info.default), "origin": ", ".join(origins[:1])}
-            rows.append({**row, "origin": row["origin"] or "default", "text": info.text})
-    return rows
 
 
 def _print_settings(rows: list[dict[str, Any]]) -> None:

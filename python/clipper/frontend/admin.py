@@ -6,13 +6,18 @@ from collections.abc import Callable
 from clipper.frontend.messages import Refused, Request
 from clipper.settings.http import HttpSettings, is_loopback
 
+_PAGE = b"/dashboard"
+
 
 def guard(settings: HttpSettings) -> Callable[[Request], None]:
     """Raises Refused for who may not manage. With a token: who does not know it. Without: what a web page could have sent, for a
-    browser on this host reaches loopback too (another's Origin, or a Host that only its resolver took for ours)."""
+    browser on this host reaches loopback too (another's Origin, or a Host that only its resolver took for ours). The files
+    of the dashboard are for everybody: they hold nothing."""
     expected = f"Bearer {settings.token}".encode()
 
     def check(request: Request) -> None:
+        if request.method in ("GET", "HEAD") and _is_of_the_page(request):
+            return
         if settings.token:
             given = request.headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, expected):
@@ -26,3 +31,9 @@ def guard(settings: HttpSettings) -> Callable[[Request], None]:
             raise Refused(403, "management takes no requests of web pages or under other names.", "Set http.token to allow them.")
 
     return check
+
+
+def _is_of_the_page(request: Request) -> bool:
+    path = request.path
+    asks_for_html = b"text/html" in request.headers.get(b"accept", b"")
+    return path == _PAGE or path.startswith(_PAGE + b"/") or (path == b"/" and asks_for_html)

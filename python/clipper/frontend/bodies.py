@@ -67,6 +67,11 @@ class Body:
         if self._begun:
             self._outlet.finish_body()
 
+    def drop(self) -> None:
+        """Cut the client off."""
+        if not self.gone and not self.ended:
+            self._outlet.abort()
+
     def post(self, step: Callable[..., Any], *args: Any) -> None:
         """Have `step(*args)` called on the loop; from any thread. Nothing, once the loop is closed."""
         self._ear.post(step, *args)

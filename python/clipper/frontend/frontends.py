@@ -10,7 +10,7 @@ from clipper.frontend.admin import guard
 from clipper.frontend.described import Limits
 from clipper.frontend.description import PUBLIC, Description
 from clipper.frontend.listeners import Handle, Listeners
-from clipper.frontend.messages import Outcome, Request, answer_json
+from clipper.frontend.messages import Outcome, Request, Response, answer_json
 from clipper.frontend.node import Node
 from clipper.frontend.repository import Repository
 from clipper.frontend.rest import Rest
@@ -24,6 +24,8 @@ from clipper.settings.http import TlsFiles, admin_tls, query_tls
 
 if TYPE_CHECKING:
     from clipper.frontend.grpc import Grpc
+
+_PAGE = "/dashboard"
 
 
 class Frontends:
@@ -132,6 +134,9 @@ def _guarded(check: Callable[[Request], None], handle: Handle) -> Handle:
 
 def _index(node: Node, routes: Routes) -> Handle:
     def index(request: Request) -> Outcome:
+        """A browser is shown the dashboard, where there is one."""
+        if ("GET", _PAGE) in routes and b"text/html" in request.headers.get(b"accept", b""):
+            return Response(303, b"", headers=((b"location", _PAGE.encode()),))
         lines = [f"{method} {pattern.replace('{}', 'NAME', 1).replace('{}', 'VERSION')}" for method, pattern in routes]
         return answer_json({"name": "clipper", "version": node.version, "routes": lines})
 

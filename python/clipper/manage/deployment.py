@@ -10,12 +10,14 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from clipper.catalog import Catalog
+from clipper.clock import wall_time_us
 from clipper.config import Config
 from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus
 from clipper.deploy.environments import Environments
@@ -38,6 +40,20 @@ _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
 _QUIET_S = 0.025
 _APART = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}  # an environment of its own sees nothing of ours
+INCIDENTS_MAX = 200
+INCIDENT_CHARS_MAX = 500
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """Something that happened to a container. event: `started`, `exited`, `restarting`, `failed`, `stopped` or `stuck`.
+    last: the last line that it wrote."""
+
+    time_us: int
+    model: str
+    replica: int
+    event: str
+    detail: str = ""
+    last: str = ""
 
 
 class Deployment:
@@ -81,6 +97,7 @@ class Deployment:
         self._failures: dict[VersionedModel, str] = {}
         environments = Environments(folder.environments, config.server.pip_args, config.server.build_s)
         self._building = Building(self._in_service, environments, self._built)
+        self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
 
     # -- life
@@ -358,6 +375,8 @@ class Deployment:
         what = "is restarted" if killed else "was started elsewhere: restart it there"
         about = {"model": str(id_), "replica": number}
         stuck_s = self.config.server.stuck_s
+        stuck = f"with a batch for {stuck_s:g} s; it {what}"
+        self.incidents.append(Incident(wall_time_us(), str(id_), number, "stuck", stuck))
         _log.warning("container %s/%d is stuck with a batch for %g s; it %s", id_, number, stuck_s, what, extra=about)
 
     def _expect(self, id_: VersionedModel, when_us: int) -> None:
@@ -383,6 +402,8 @@ class Deployment:
         level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
         about = {"model": str(id_), "replica": event.replica, "event": str(event.kind)}
         _log.log(level, "container %s/%d %s %s", id_, event.replica, event.kind, event.detail, extra=about)
+        last = next((line for line in reversed(event.log_tail) if line.strip()), "")[:INCIDENT_CHARS_MAX]
+        self.incidents.append(Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last))
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
             self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"

@@ -144,6 +144,10 @@ class Questions:
             if question.lineup is not None
         }
 
+    def slowest(self) -> dict[str, list[dict[str, Any]]]:
+        """The slowest queries since this was last called, by application."""
+        return {name: found for name, tally in self._tallies.items() if (found := tally.slowest.take())}
+
     def _stats_of(self, question: Question, lineup: Lineup) -> dict[str, Any]:
         speculation = question.speculation
         return {

@@ -23,6 +23,7 @@ from clipper.selection.lessons import Column, Rows, losses_by_model
 from clipper.selection.policy import agrees, is_number, is_usable, loss, losses
 from clipper.serving.roles import PRIMARY, Cast
 from clipper.serving.sketch import Bucket
+from clipper.serving.slowest import Slowest
 from clipper.serving.stragglers import Means
 from clipper.serving.watch import Late, Watch, Watched
 from clipper.types import VersionedModel
@@ -76,6 +77,7 @@ class Tally:
         self.watched, self.means = Watched(clock), Means()
         self.since_us = wall_time_us()
         self.duration = LatencyHistogram()
+        self.slowest = Slowest()
         self.decided: dict[str, Counter] = {}
         self._lock = threading.Lock()
         self._models: dict[VersionedModel, _OfModel] = {}
@@ -256,14 +258,16 @@ class Lineup:
         reason: str, late: Late, missing: Collection[VersionedModel], decided_by: str,
     ) -> None:  # fmt: skip
         """One answer, on the thread that asked for it. models: asked, task by task.  decided_by: its step, "" for none."""
-        tally = self.tally
-        self._took(future.latency_us)
+        tally, used = self.tally, combined.used
+        took_us = future.latency_us
+        self._took(took_us)
+        if took_us > tally.slowest.bar_us:
+            tally.slowest.add(future, models, used, reason)
         try:
             self._decided[decided_by]()
         except KeyError:
             self._decided[decided_by] = tally.step(decided_by).add
             self._decided[decided_by]()
-        used = combined.used
         if reason:
             tally.default(_kind_of(future, arrived, used))
         else:

@@ -30,6 +30,8 @@ class HttpSettings(msgspec.Struct, frozen=True):
     described_max: Annotated[
         int, about("applications with schemas of their own in `GET /openapi.json`", "names", ge=0, le=10_000)
     ] = 100
+    dashboard: Annotated[bool, about("a page of what happens, where management comes in; off: neither page nor readings")] = True
+    dashboard_viewers_max: Annotated[int, about("pages of it that are open at once", "pages", ge=1, le=256)] = 16
     backlog: Annotated[int, about("connections waiting to be accepted", "connections", ge=1, le=65_535)] = 1024
     connections_max: Annotated[int, about("clients connected at once", "connections", ge=1, le=1 << 20)] = 8192
     pipeline_max: Annotated[

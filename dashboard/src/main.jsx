@@ -1,0 +1,195 @@
+// The page: who may look, what is shown, how it stays alive.
+
+import { render } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { redrawAll } from "./chart.jsx";
+import { ask, Feed, token } from "./feed.js";
+import { ago, bytes, micros, number, percent } from "./format.js";
+import { Configuration, Events, Slowest } from "./lists.jsx";
+import { Batching, Models, Roles, stateOf } from "./models.jsx";
+import { Choice, Empty } from "./parts.jsx";
+import { ALL, Cache, Latency, lately, Selection, Throughput } from "./traffic.jsx";
+import { TryIt } from "./trying.jsx";
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+
+const WINDOWS = { "5 min": 300, "1 h": 3600 };
+const THEMES = ["auto", "light", "dark"];
+
+function Login({ trouble, onToken }) {
+  const [text, setText] = useState("");
+  const box = useRef(null);
+  useEffect(() => box.current.focus(), [trouble]);
+  const go = (event) => {
+    event.preventDefault();
+    if (text.trim()) onToken(text.trim());
+  };
+  return (
+    <main id="main" class="login">
+      <form onSubmit={go} class="panel">
+        <h1>clipper</h1>
+        <p>Management of this server needs its token: the value of <code>http.token</code>, or what <code>clipper up</code> printed.</p>
+        <label class="area" for="token"><span>token</span></label>
+        <input id="token" ref={box} type="password" autocomplete="current-password" value={text} onInput={(event) => setText(event.currentTarget.value)} aria-describedby="login-trouble" />
+        <p id="login-trouble" class="bad-text" role="alert">{trouble}</p>
+        <button type="submit" class="primary">Log in</button>
+        <p class="note">It is kept in this tab until it is closed, and sent as a header only.</p>
+      </form>
+    </main>
+  );
+}
+
+function Header({ feed, view, setView, paused, setPaused, theme, setTheme, onLogout }) {
+  const { about } = feed;
+  const words = about ? `${about.applications.length} applications · ${about.models.length} models · ${about.state} · up ${ago(about.started_us, Date.now() / 1000)}` : "";
+  return (
+    <header class="top">
+      <div class="brand"><h1>clipper</h1> <span class="muted">{about?.version}</span></div>
+      <span class="muted words">{words}</span>
+      <span class={`live ${paused ? "paused" : feed.state}`} role="status" title={feed.trouble}>
+        {paused ? "paused" : feed.state === "live" ? "live" : feed.state === "waiting" ? "disconnected – trying again" : "connecting…"}
+      </span>
+      <div class="tools" role="group" aria-label="View">
+        {Object.keys(WINDOWS).map((name) => <button type="button" key={name} class="small" aria-pressed={view === name} onClick={() => setView(name)}>{name}</button>)}
+        <button type="button" class="small" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "resume" : "pause"}</button>
+        <button type="button" class="small" aria-label={`colours: ${theme}`} onClick={() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3])}>{theme}</button>
+        {token.get() && <button type="button" class="small" onClick={onLogout}>log out</button>}
+      </div>
+    </header>
+  );
+}
+
+function Tiles({ fine, about, now }) {
+  const seconds = lately(fine, (row) => row.dt) || 1;
+  const sum = (key) => lately(fine, (row) => Object.values(row.apps).reduce((total, one) => total + (one[key] ?? 0), 0));
+  const of = (key) => lately(fine, (row) => Object.values(row.models).reduce((total, one) => total + (one[key] ?? 0), 0));
+  const answers = sum("ok") + sum("default") + sum("error") + sum("refused");
+  const tasks = of("hits") + of("joined") + of("rows");
+  const ready = about.models.filter((one) => stateOf(now.models[one.id])[0] === "ok").length;
+  const worst = about.applications.map((app) => ({ app, us: Math.max(0, ...fine.slice(-10).map((row) => row.apps[app.name]?.us?.[2] ?? 0)) }))
+    .filter((one) => one.us).sort((a, b) => b.us / b.app.slo_ms - a.us / a.app.slo_ms)[0];
+  const memory = Object.values(now.models).reduce((total, one) => total + one.replicas.reduce((part, replica) => part + (replica.rss ?? 0), 0), 0);
+  const tiles = [
+    ["queries", `${number(sum("q") / seconds)}/s`, "mean of 10 readings", ""],
+    ["answered in time", answers ? percent(sum("ok") / answers) : "–", answers ? `${number(answers - sum("ok"))} without` : "no queries", answers && sum("ok") / answers < 0.99 ? "bad" : ""],
+    ["p99, the tightest", worst ? micros(worst.us) : "–", worst ? `${worst.app.name}, SLO ${micros(worst.app.slo_ms * 1000)}` : "no queries", worst && worst.us > worst.app.slo_ms * 1000 ? "bad" : ""],
+    ["spared by the cache", tasks ? percent((of("hits") + of("joined")) / tasks) : "–", `${number(tasks / seconds)} tasks/s`, ""],
+    ["models ready", `${ready}/${about.models.length}`, `containers: ${bytes(memory)}`, ready < about.models.length ? "bad" : ""],
+    ["in flight", number(now.in_flight), `${number(now.feedback.waiting)} wait for feedback`, ""],
+  ];
+  return (
+    <ul class="tiles" aria-label="At a glance">
+      {tiles.map(([name, value, more, kind]) => (
+        <li key={name} class={kind}><span class="name">{name}</span><b>{value}{kind === "bad" && <span class="hidden"> (look here)</span>}</b><span class="muted">{more}</span></li>
+      ))}
+    </ul>
+  );
+}
+
+function busiest(rows, kind, key) {
+  const sums = {};
+  for (const row of rows.slice(-30)) for (const [name, one] of Object.entries(row[kind])) sums[name] = (sums[name] ?? 0) + (one[key] ?? 0);
+  return Object.entries(sums).sort((a, b) => b[1] - a[1])[0]?.[0];
+}
+
+function Board({ shot, view, act }) {
+  const { about, now } = shot;
+  const window = WINDOWS[view];
+  const rows = view === "1 h" && shot.coarse.length > 1 ? shot.coarse : shot.fine;
+  const [app, setApp] = useState("");
+  const [model, setModel] = useState("");
+  const apps = about.applications.map((one) => one.name);
+  const models = about.models.map((one) => one.id);
+  const busyApp = useRef("");
+  const busyModel = useRef("");
+  if (!apps.includes(busyApp.current)) busyApp.current = busiest(shot.fine, "apps", "q") ?? apps[0] ?? "";
+  if (!models.includes(busyModel.current)) busyModel.current = busiest(shot.fine, "models", "batches") ?? models[0] ?? "";
+  const all = apps.includes(app) ? app : ALL;
+  const one = apps.includes(app) ? app : busyApp.current;
+  const chosen = models.includes(model) ? model : busyModel.current;
+  const nowS = now.t;
+  return (
+    <>
+      <Tiles fine={shot.fine} about={about} now={now} />
+      <div class="row pick">
+        <Choice label="application" value={all} options={[ALL, ...apps]} onChange={setApp} />
+        <Choice label="model" value={chosen} options={models.length ? models : ["none yet"]} onChange={setModel} />
+      </div>
+      {!apps.length && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application takes queries yet.</Empty>}
+      <div class="grid">
+        {apps.length > 0 && <Throughput rows={rows} app={all} window={window} />}
+        {apps.length > 0 && <Latency rows={rows} app={one} about={about} window={window} />}
+        {apps.length > 0 && <Selection rows={rows} app={one} about={about} now={now} window={window} />}
+        {models.length > 0 && <Batching rows={rows} model={chosen} about={about} now={now} window={window} />}
+        <Models rows={shot.fine} about={about} now={now} act={act} />
+        <Roles about={about} now={now} act={act} />
+        <TryIt about={about} />
+        <Slowest now={now} nowS={nowS} />
+        <Events about={about} nowS={nowS} />
+        <Cache rows={rows} window={window} />
+        <Configuration />
+      </div>
+    </>
+  );
+}
+
+function App() {
+  const feed = useRef(null);
+  const [, setTurn] = useState(0);
+  const [view, setView] = useState("5 min");
+  const [frozen, setFrozen] = useState(null);
+  const [theme, setThemeTo] = useState(localStorage.getItem("clipper-theme") || "auto");
+  const [toast, setToast] = useState(null);
+  if (feed.current === null) feed.current = new Feed(() => setTurn((turn) => turn + 1));
+  useEffect(() => {
+    feed.current.start();
+    return () => feed.current.stop();
+  }, []);
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("clipper-theme", theme);
+    redrawAll();
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    scheme.addEventListener("change", redrawAll);
+    return () => scheme.removeEventListener("change", redrawAll);
+  }, [theme]);
+  const current = feed.current;
+  const shot = frozen ?? current;
+  const act = async (method, path, body) => {
+    try {
+      const found = await ask(method, path, body);
+      setToast({ text: found.said || "Done.", kind: "ok" });
+    } catch (error) {
+      setToast({ text: `${error.message} ${error.hint ?? ""}`, kind: "bad" });
+    }
+  };
+  const pause = (on) => setFrozen(on ? { about: current.about, now: current.now, fine: [...current.fine], coarse: [...current.coarse] } : null);
+  const login = (text) => {
+    token.set(text);
+    current.become("connecting");
+    current.start();
+  };
+  const logout = () => {
+    token.set("");
+    current.stop();
+    Object.assign(current, { fine: [], coarse: [], about: null, now: null, lastId: "" });
+    current.become("login");
+  };
+  if (current.state === "login") return <Login trouble={current.trouble} onToken={login} />;
+  return (
+    <>
+      <a class="skip" href="#main">Skip to the panels</a>
+      <Header feed={current} view={view} setView={setView} paused={frozen !== null} setPaused={pause} theme={theme} setTheme={setThemeTo} onLogout={logout} />
+      {current.state === "waiting" && <p class="banner" role="alert">Disconnected: {current.trouble} What is shown is of {current.now ? `${ago(current.now.t * 1e6, Date.now() / 1000)} ago` : "nothing yet"}; trying again.</p>}
+      <main id="main" tabIndex={-1}>
+        {shot.about && shot.now ? <Board shot={shot} view={view} act={act} /> : <p class="empty">Waiting for the first reading…</p>}
+      </main>
+      <div class="toasts" aria-live="polite" role="status">
+        {toast && <p class={`toast ${toast.kind}`}>{toast.text} <button type="button" class="small" onClick={() => setToast(null)}>dismiss</button></p>}
+      </div>
+      <footer class="muted">The numbers are those of <a href="/metrics">/metrics</a>, read once a second. <a href="/dashboard/LICENSES.txt">Licences</a></footer>
+    </>
+  );
+}
+
+render(<App />, document.getElementById("app"));

@@ -1,0 +1,205 @@
+// What runs: models and their containers, how they batch, and roles (challengers, shadows, canaries).
+
+import { useState } from "preact/hooks";
+import { Chart, columns } from "./chart.jsx";
+import { ask } from "./feed.js";
+import { bytes, clock, half, micros, number, percent } from "./format.js";
+import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
+
+export const path = (name) => encodeURIComponent(name);
+
+export function stateOf(now) {
+  if (!now) return ["off", "not yet"];
+  const states = now.replicas.map((one) => one.state);
+  if (states.includes("failed")) return ["bad", "failed"];
+  if (now.replicas.some((one) => one.suspect)) return ["bad", "stuck"];
+  if (states.includes("backoff")) return ["bad", "restarting"];
+  if (now.has >= now.wanted && now.has > 0) return ["ok", "ready"];
+  return now.has > 0 ? ["warn", `${now.has} of ${now.wanted}`] : now.wanted ? ["warn", "starting"] : ["off", "stopped"];
+}
+
+function lastError(model, now, events) {
+  const crash = events.find((one) => one.model === model.id && (one.event === "exited" || one.event === "failed" || one.event === "stuck"));
+  const detail = now?.replicas.find((one) => one.detail && one.state !== "ready")?.detail;
+  if (detail || (crash && now && now.has < now.wanted)) return [detail || crash.detail, crash?.last].filter(Boolean).join(": ");
+  const failed = Object.entries(now?.failed ?? {}).sort((a, b) => b[1] - a[1]).filter(([kind]) => kind === "model_error" || kind === "bad_output");
+  return failed.length ? failed.map(([kind, n]) => `${kind} in ${number(n)} tasks`).join(", ") : "";
+}
+
+export function Models({ rows, about, now, act }) {
+  const [logs, setLogs] = useState(null);
+  if (!about.models.length)
+    return <Panel id="models" title="Models" wide><Empty command='clipper deploy NAME module:function --input "f64[3]"'>No model is in service.</Empty></Panel>;
+  const last = rows.at(-1);
+  const show = async (id) => {
+    if (logs?.id === id) return setLogs(null);
+    try {
+      setLogs({ id, lines: (await ask("GET", `/admin/models/${path(id)}/logs`)).lines });
+    } catch (error) {
+      setLogs({ id, lines: [error.message] });
+    }
+    return undefined;
+  };
+  return (
+    <Panel id="models" title="Models" wide aside={<span class="unit">{about.models.length} in service · ★ the latest of its name</span>}>
+      <Scroll label="Models">
+        <table class="models">
+          <thead>
+            <tr>
+              <th scope="col">model</th><th scope="col">state</th><th scope="col" class="n">containers</th><th scope="col" class="n">memory</th>
+              <th scope="col" class="n">rows/s</th><th scope="col" class="n">p99</th><th scope="col" class="n">queue</th><th scope="col" class="n">batch</th>
+              <th scope="col">asked by</th><th scope="col">last error</th><th scope="col"><span class="hidden">actions</span></th>
+            </tr>
+          </thead>
+          <tbody>
+            {about.models.map((model) => {
+              const mine = now.models[model.id];
+              const row = last?.models[model.id] ?? {};
+              const [kind, text] = stateOf(mine);
+              const error = lastError(model, mine, about.events);
+              const older = about.models.some((other) => other.name === model.name && other.version < model.version);
+              return (
+                <tr key={model.id}>
+                  <th scope="row">{model.id}{model.latest && <span title="the latest"> ★<span class="hidden"> the latest</span></span>}<br /><span class="muted">{model.input}</span></th>
+                  <td><Mark kind={kind}>{text}</Mark></td>
+                  <td class="n">{mine ? `${mine.has}/${mine.wanted}` : "–"}</td>
+                  <td class="n">{bytes(mine?.replicas.reduce((sum, one) => sum + (one.rss ?? 0), 0))}</td>
+                  <td class="n">{number((row.rows ?? 0) / (last?.dt ?? 1))}</td>
+                  <td class="n">{micros(row.us?.[1])}</td>
+                  <td class="n">{number(row.queue ?? 0)}</td>
+                  <td class="n">{row.limit ?? "–"}</td>
+                  <td class="names">{model.applications.join(", ") || <span class="muted">nobody</span>}</td>
+                  <td class="error-cell">{error ? <><span class="bad-text">{error}</span><br /><code>clipper logs {model.id}</code></> : <span class="muted">none</span>}</td>
+                  <td class="actions">
+                    <button type="button" class="small" aria-expanded={logs?.id === model.id} onClick={() => show(model.id)}>logs</button>{" "}
+                    {!model.latest && <Action label="promote" question={`Make ${model.id} the latest?`} run={() => act("POST", `/admin/models/${path(model.id)}/promote`, {})} />}
+                    {model.latest && older && <Action label="roll back" danger question={`Go back from ${model.id}?`} run={() => act("POST", `/admin/models/${path(model.name)}/rollback`, {})} />}
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </Scroll>
+      {logs && (
+        <div class="logs" role="region" aria-label={`Last lines of ${logs.id}`}>
+          <header><b>{logs.id}</b> <span class="muted">last lines · clipper logs {logs.id}</span> <button type="button" class="small" onClick={() => setLogs(null)}>close</button></header>
+          <pre tabIndex={0}>{logs.lines.length ? logs.lines.join("\n") : "It has written nothing."}</pre>
+        </div>
+      )}
+    </Panel>
+  );
+}
+
+/** What moved a model's batch limit, by its readings, the newest first. */
+export function stepsOf(rows, id, budget) {
+  const steps = [];
+  let before = null;
+  for (const row of rows) {
+    const now = row.models[id];
+    if (!now?.limit) continue;
+    if (before && now.limit !== before.limit) {
+      const why = now.limit > before.limit ? "full batches kept their time"
+        : now.misses ? `${now.misses} batch${now.misses > 1 ? "es" : ""} took longer than ${micros(budget)}` : "the time for a batch became shorter";
+      steps.push({ t: row.t, from: before.limit, to: now.limit, why });
+    }
+    before = now;
+  }
+  return steps.reverse();
+}
+
+const MODES = {
+  aimd: "grows while full batches keep their time, shrinks when one does not", fit: "the most that the fitted time allows",
+  quantile: "the most that the 99th percentile of the time allows", static: "always the most", none: "one at a time",
+};
+
+export function Batching({ rows, model, about, now, window }) {
+  const record = about.models.find((one) => one.id === model);
+  const mine = now.models[model];
+  if (!record || !mine) return <Panel id="batching" title="Batching"><Empty command="clipper models">This model has no containers yet.</Empty></Panel>;
+  const settings = record.batching ?? {};
+  const budget = mine.slo_us * (settings.budget_share ?? 0.5);
+  const [x, limit, size] = columns(rows, [(row) => row.models[model]?.limit, (row) => row.models[model]?.size]);
+  const profile = new Map();
+  for (const one of mine.replicas) for (const [n, us, count] of one.profile ?? []) {
+    const [sum, all] = profile.get(n) ?? [0, 0];
+    profile.set(n, [sum + us * count, all + count]);
+  }
+  const sizes = [...profile.keys()].sort((a, b) => a - b);
+  const times = sizes.map((n) => profile.get(n)[0] / profile.get(n)[1]);
+  const steps = stepsOf(rows, model, budget);
+  const full = mine.replicas.some((one) => one.limit >= settings.size_max);
+  return (
+    <Panel id="batching" title="Batching" aside={<span class="unit">{model} · {settings.mode ?? "aimd"}</span>}>
+      <Chart name={`Batches of ${model}`} x={x} format={(v) => number(v)} window={window} stepped height={150}
+        series={[{ label: "limit", color: "--c2", values: limit }, { label: "rows in a batch (mean)", color: "--c1", values: size, smooth: true }]}
+        summary={`limit ${limit.at(-1) ?? "unknown"}, mean ${number(size.at(-1))} rows`} />
+      {sizes.length > 0 && (
+        <Chart name={`Time by size of ${model}`} x={sizes} xName="rows" numeric format={micros} height={120} summary={`one batch of ${sizes[0]} takes ${micros(times[0])}`}
+          series={[{ label: "time by size of batch", color: "--c3", values: times, points: true }, { label: "budget of a batch", color: "--error", values: sizes.map(() => budget), dash: [6, 4] }]} />
+      )}
+      <p class="note">{full ? `At its most, ${settings.size_max} rows (batching.size_max).` : `${settings.mode ?? "aimd"}: ${MODES[settings.mode ?? "aimd"] ?? ""}.`} A batch may take {micros(budget)}: {percent(settings.budget_share ?? 0.5)} of the tightest SLO.</p>
+      {steps.length > 0 && (
+        <ol class="steps" aria-label="Steps of the limit, the newest first">
+          {steps.slice(0, 4).map((one) => <li key={one.t}><time>{clock(one.t)}</time> {one.from} → <b>{one.to}</b> <span class="muted">{one.why}</span></li>)}
+        </ol>
+      )}
+    </Panel>
+  );
+}
+
+export function Roles({ about, now, act }) {
+  const found = about.applications.flatMap((app) => Object.entries(app.roles).map(([model, role]) => ({ app, model, role })));
+  return (
+    <Panel id="roles" title="Rollouts and roles" wide>
+      {found.length === 0 ? (
+        <Empty command="clipper challenge APP MODEL:VERSION --share 0.05">No challenger, shadow or canary: all linked models answer.</Empty>
+      ) : (
+        <Scroll label="Rollouts and roles">
+          <table>
+            <caption>Difference: reward of the model less that of the application's answers, by feedback, with its 95 % interval</caption>
+            <thead>
+              <tr>
+                <th scope="col">application</th><th scope="col">model</th><th scope="col">role</th><th scope="col" class="n">answered</th><th scope="col" class="n">heard beside</th>
+                <th scope="col" class="n">agrees</th><th scope="col">difference</th><th scope="col" class="n">drift (PSI)</th><th scope="col"><span class="hidden">actions</span></th>
+              </tr>
+            </thead>
+            <tbody>{found.map((one) => <RoleRow key={`${one.app.name} ${one.model}`} {...one} about={about} now={now.apps[one.app.name]} act={act} />)}</tbody>
+          </table>
+        </Scroll>
+      )}
+    </Panel>
+  );
+}
+
+function RoleRow({ app, model, role, about, now, act }) {
+  const id = model.includes(":") ? model : about.models.find((one) => one.name === model && one.latest)?.id ?? model;
+  const mine = now?.models[id];
+  const latest = about.models.find((one) => one.id === id)?.latest;
+  const diff = difference(mine?.feedback, now?.feedback);
+  const psi = now?.canaries?.[id]?.drift?.psi;
+  return (
+    <tr>
+      <th scope="row">{app.name}</th>
+      <td>{id}</td>
+      <td>{role}</td>
+      <td class="n">{number(mine?.used ?? 0)}</td>
+      <td class="n">{mine?.observer ? number(mine.observer.heard) : "–"}</td>
+      <td class="n">{mine?.agreement?.n ? percent(mine.agreement.mean) : "–"}</td>
+      <td>{diff ? <Mark kind={diff.low > 0 ? "ok" : diff.high < 0 ? "bad" : "off"}>{diff.text}</Mark> : <span class="muted">no feedback yet</span>}</td>
+      <td class="n">{psi == null ? "–" : <Mark kind={psi > 0.25 ? "bad" : psi > 0.1 ? "warn" : "ok"}>{number(psi)}</Mark>}</td>
+      <td class="actions">
+        {!latest && mine && <Action label="promote" question={`Make ${id} the latest?`} run={() => act("POST", `/admin/models/${path(id)}/promote`, {})} />}{" "}
+        <Action label="revert" danger question={`Unlink ${model} from ${app.name}?`} run={() => act("POST", `/admin/applications/${path(app.name)}/unlink`, { model })} />
+      </td>
+    </tr>
+  );
+}
+
+export function difference(mine, all) {
+  if (!mine?.n || !all?.n) return null;
+  const mean = mine.mean - all.mean;
+  const width = Math.hypot(half(mine.mean, mine.n), half(all.mean, all.n));
+  const sign = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
+  return { low: mean - width, high: mean + width, text: `${sign(mean)} ± ${width.toFixed(3)}` };
+}

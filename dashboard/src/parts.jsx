@@ -1,0 +1,59 @@
+// Small things that several panels are made of.
+
+import { useState } from "preact/hooks";
+
+export function Panel({ id, title, aside, wide, children }) {
+  return (
+    <section class={wide ? "panel wide" : "panel"} aria-labelledby={`${id}-title`} id={id}>
+      <header><h2 id={`${id}-title`}>{title}</h2>{aside}</header>
+      {children}
+    </section>
+  );
+}
+
+export function Empty({ children, command }) {
+  return <p class="empty">{children}{command && <><br />Next: <code>{command}</code></>}</p>;
+}
+
+const MARKS = { ok: "●", warn: "▲", bad: "■", off: "○" };
+
+export const Mark = ({ kind, children }) => <span class={`mark ${kind}`}><span aria-hidden="true">{MARKS[kind]}</span> {children}</span>;
+
+/** A button that asks once more before it does something. */
+export function Action({ label, question, run, danger }) {
+  const [asking, setAsking] = useState(false);
+  const [busy, setBusy] = useState(false);
+  const go = async () => {
+    setBusy(true);
+    try {
+      await run();
+    } finally {
+      setBusy(false);
+      setAsking(false);
+    }
+  };
+  if (!asking) return <button type="button" class="small" onClick={() => setAsking(true)}>{label}</button>;
+  return (
+    <span class="confirm" role="group" aria-label={question}>
+      {question}{" "}
+      <button type="button" class={danger ? "small danger" : "small primary"} disabled={busy} onClick={go} autoFocus>Yes</button>{" "}
+      <button type="button" class="small" onClick={() => setAsking(false)}>No</button>
+    </span>
+  );
+}
+
+export function Choice({ label, value, options, onChange }) {
+  return (
+    <label class="choice">
+      <span>{label}</span>
+      <select value={value} onChange={(event) => onChange(event.currentTarget.value)}>
+        {options.map((one) => <option key={one} value={one}>{one}</option>)}
+      </select>
+    </label>
+  );
+}
+
+/** Cells that may be wider than a small screen scroll by themselves, by keyboard too. */
+export function Scroll({ label, children, tall }) {
+  return <div class={tall ? "scroll tall" : "scroll"} tabIndex={0} role="region" aria-label={label}>{children}</div>;
+}

@@ -1,0 +1,142 @@
+// What applications do: throughput and outcomes, latency, whom they ask, what the cache spares.
+
+import { Chart, columns } from "./chart.jsx";
+import { half, micros, number, percent } from "./format.js";
+import { Empty, Panel, Scroll } from "./parts.jsx";
+
+export const ALL = "all applications";
+export const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
+const OUTCOMES = [
+  ["answered", "ok", "--ok"], ["default", "default", "--default"], ["error", "error", "--error"], ["refused", "refused", "--refused"],
+];
+
+const rate = (row, app, key) => {
+  const apps = app === ALL ? Object.values(row.apps) : [row.apps[app] ?? {}];
+  return apps.reduce((sum, one) => sum + (one[key] ?? 0), 0) / row.dt;
+};
+
+/** The sum of a count over the last rows. */
+export const lately = (rows, read, n = 10) => rows.slice(-n).reduce((sum, row) => sum + (read(row) || 0), 0);
+
+export function Throughput({ rows, app, window }) {
+  const [x, ...each] = columns(rows, OUTCOMES.map(([, key]) => (row) => rate(row, app, key)));
+  // drawn from the whole to its first part, each over the one before
+  const piled = OUTCOMES.map((_, i) => x.map((_, at) => (each[0][at] === null ? null : each.slice(0, i + 1).reduce((sum, one) => sum + one[at], 0))));
+  const series = OUTCOMES.map(([label, , color], i) => ({ label, color, fill: color, values: piled[i], shown: each[i], width: 1 })).reverse();
+  const last = x.length - 1;
+  const summary = last < 0 ? "No data yet." : OUTCOMES.map(([label], i) => `${label} ${number(each[i][last] ?? 0)} a second`).join(", ");
+  const why = {};
+  for (const row of rows.slice(-60))
+    for (const [name, one] of Object.entries(row.apps))
+      if (app === ALL || name === app) for (const [reason, n] of Object.entries(one.why ?? {})) why[reason] = (why[reason] ?? 0) + n;
+  const reasons = Object.entries(why).sort((a, b) => b[1] - a[1]);
+  return (
+    <Panel id="throughput" title="Throughput and outcomes" aside={<span class="unit">answers/s</span>}>
+      <Chart name={`Answers a second, ${app}`} x={x} series={series} format={(v) => number(v)} window={window} summary={summary} />
+      <p class="note">
+        {reasons.length === 0 ? "No defaults lately." : <>Without an answer lately, by reason: {reasons.slice(0, 6).map(([reason, n]) => `${reason} ${number(n)}`).join(" · ")}</>}
+      </p>
+    </Panel>
+  );
+}
+
+export function Latency({ rows, app, about, window }) {
+  const record = about.applications.find((one) => one.name === app);
+  const slo = record ? record.slo_ms * 1000 : null;
+  const part = (i) => (row) => row.apps[app]?.us?.[i];
+  const [x, p50, p95, p99] = columns(rows, [part(0), part(1), part(2)]);
+  const series = [
+    { label: "p50", color: "--c1", values: p50 }, { label: "p95", color: "--c2", values: p95 }, { label: "p99", color: "--c4", values: p99 },
+    { label: "SLO", color: "--error", values: x.map(() => slo), dash: [6, 4] },
+  ];
+  const us = rows.at(-1)?.apps[app]?.us;
+  const summary = us ? `p50 ${micros(us[0])}, p95 ${micros(us[1])}, p99 ${micros(us[2])}, SLO ${micros(slo)}` : "No queries at the moment.";
+  const over = rows.slice(-60).filter((row) => (row.apps[app]?.us?.[2] ?? 0) > slo).length;
+  const seen = rows.slice(-60).filter((row) => row.apps[app]?.us).length;
+  return (
+    <Panel id="latency" title="Latency" aside={<span class="unit">{app}</span>}>
+      <Chart name={`Latency of ${app}`} x={x} series={series} format={micros} window={window} summary={summary} />
+      <p class="note">
+        {seen === 0 ? "No queries lately." : over === 0 ? `p99 kept its ${micros(slo)} in the last ${seen} readings.` : `p99 was beyond ${micros(slo)} in ${over} of the last ${seen} readings.`}
+      </p>
+    </Panel>
+  );
+}
+
+export function Selection({ rows, app, about, now, window }) {
+  const record = about.applications.find((one) => one.name === app);
+  const models = Object.keys(now.apps[app]?.models ?? {});
+  if (!models.length)
+    return <Panel id="selection" title="Selection"><Empty command={`clipper link ${app} MODEL`}>{app} asks no model.</Empty></Panel>;
+  const learned = rows.some((row) => Object.values(row.apps[app]?.models ?? {}).some((one) => one[0] != null));
+  const used = (name) => (row) => {
+    const each = row.apps[app]?.models;
+    if (!each) return null;
+    if (each[name]?.[0] != null) return each[name][0];
+    const sum = Object.values(each).reduce((total, one) => total + (one[1] ?? 0), 0);
+    return sum ? (each[name]?.[1] ?? 0) / sum : null;
+  };
+  const shown = models.slice(0, COLORS.length);
+  const [x, ...each] = columns(rows, shown.map(used));
+  const series = shown.map((label, i) => ({ label, color: COLORS[i], values: each[i] }));
+  return (
+    <Panel id="selection" title="Selection" aside={<span class="unit">{record?.policy}{record?.decider !== "all" ? ` · ${record?.decider}` : ""}</span>}>
+      <Chart name={`Share of each model in ${app}`} x={x} series={series} format={percent} window={window}
+        summary={shown.map((name, i) => `${name} ${percent(each[i].at(-1))}`).join(", ")} />
+      <Scroll label="Rewards">
+        <table>
+          <caption>{learned ? "Share as learned" : "Share of answers it had a part in"}; reward: how right by feedback, 0 to 1, with its 95 % interval</caption>
+          <thead><tr><th scope="col">model</th><th scope="col" class="n">share</th><th scope="col" class="n">feedback</th><th scope="col">reward</th></tr></thead>
+          <tbody>
+            {models.map((name, i) => {
+              const told = now.apps[app].models[name].feedback;
+              const width = half(told.mean, told.n);
+              return (
+                <tr key={name}>
+                  <th scope="row"><i class="swatch" style={{ background: `var(${COLORS[i] ?? "--muted"})` }} aria-hidden="true" /> {name}</th>
+                  <td class="n">{percent(each[i]?.at(-1))}</td>
+                  <td class="n">{number(Math.round(told.n))}</td>
+                  <td>{told.n ? <Interval mean={told.mean} half={width} color={COLORS[i] ?? "--muted"} /> : <span class="muted">none yet</span>}</td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </Scroll>
+      {models.every((name) => !now.apps[app].models[name].feedback.n) && (
+        <p class="note">No feedback yet. Next: <code>clipper feedback {app} ID VALUE</code>{record?.policy === "ensemble" ? " – this policy answers alike with and without." : ""}</p>
+      )}
+    </Panel>
+  );
+}
+
+function Interval({ mean, half: width, color }) {
+  const low = Math.max(0, mean - width), high = Math.min(1, mean + width);
+  return (
+    <span class="interval">
+      <span class="track" aria-hidden="true">
+        <span class="range" style={{ left: `${100 * low}%`, width: `${100 * (high - low)}%`, background: `var(${color})` }} />
+        <span class="dot" style={{ left: `${100 * mean}%`, background: `var(${color})` }} />
+      </span>
+      <span>{mean.toFixed(3)} ± {width.toFixed(3)}</span>
+    </span>
+  );
+}
+
+export function Cache({ rows, window }) {
+  const sum = (row, key) => Object.values(row.models).reduce((total, one) => total + (one[key] ?? 0), 0);
+  const ratio = (row) => {
+    const hits = sum(row, "hits"), joined = sum(row, "joined"), all = hits + joined + sum(row, "rows");
+    return all ? [hits / all, joined / all] : null;
+  };
+  const [x, hits, joined] = columns(rows, [(row) => ratio(row)?.[0], (row) => ratio(row)?.[1]]);
+  const last = rows.at(-1)?.cache ?? {};
+  return (
+    <Panel id="cache" title="Cache" aside={<span class="unit">share of tasks</span>}>
+      <Chart name="Share of tasks that the cache spared" x={x} format={percent} window={window} height={150}
+        series={[{ label: "answered at once", color: "--c1", values: hits }, { label: "joined an equal query", color: "--c2", values: joined }]}
+        summary={`answered at once ${percent(hits.at(-1))}, joined ${percent(joined.at(-1))}`} />
+      <p class="note">{number(last.entries ?? 0)} predictions · {number(last.gone ?? 0)} gave way in the last reading</p>
+    </Panel>
+  );
+}

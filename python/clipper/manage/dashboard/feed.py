@@ -1,0 +1,224 @@
+"""Who is told what a server does: one reading a second, shared by all viewers, and the past for those who come late.
+
+Three kinds of events go to a viewer. `about`: what there is (applications, models, their settings), when it changed; `row`: what
+a second came to (seconds.py), with its time as the id; `now`: what only the latest is of. A viewer begins with `about` and the
+rows it has not seen: the last minutes by the second (`past`), the hour by ten (`coarse`). Rows are encoded once.
+
+A viewer that does not take what it is sent for a while is cut off, and comes again by itself: nothing is kept for it but what
+the socket holds. The reading itself may cost a hundredth of a core: where there are so many models that it takes longer, there
+are fewer of them.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from clipper.clock import wall_time_us
+from clipper.errors import ClipperError
+from clipper.frontend.bodies import Body
+from clipper.frontend.events import HEARTBEAT, encode_event
+from clipper.frontend.messages import Refused, to_json
+from clipper.manage.dashboard.seconds import Row, Stats, between, now_of
+
+FINE_ROWS: Final = 300  # by the second
+COARSE_ROWS: Final = 360  # by ten
+COARSE_EACH: Final = 10
+STALLED_TICKS: Final = 10  # a viewer that took nothing for so long is cut off
+PAST_BYTES: Final = 128 << 10  # of the past, in one event
+SLOWEST_S: Final = 300.0
+SLOWEST_MAX: Final = 20
+PAUSE_S_MAX: Final = 5.0  # between readings: a page that hears nothing for longer takes us for gone
+_SHARE = 0.01  # of a core, that readings may cost
+_RETRY_MS = 1000
+_log = logging.getLogger(__name__)
+
+
+class Sources(Protocol):
+    """What is read."""
+
+    def stats(self) -> Stats: ...
+    def shares(self) -> dict[str, dict[str, float]]: ...
+    def about(self) -> dict[str, Any]: ...
+    def slowest(self) -> dict[str, list[dict[str, Any]]]: ...
+
+
+class Feed:
+    """Threads: any. One of its own reads; viewers are written to on the event loop."""
+
+    def __init__(self, sources: Sources, viewers_max: int, period_s: float = 1.0) -> None:
+        self._sources, self._viewers_max, self._period_s = sources, viewers_max, period_s
+        self._fine: deque[tuple[float, bytes]] = deque(maxlen=FINE_ROWS)
+        self._coarse: deque[tuple[float, bytes]] = deque(maxlen=COARSE_ROWS)
+        self._about = self._now = b"{}"
+        self._slowest: list[dict[str, Any]] = []
+        self._viewers: set[Viewer] = set()
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clipper-dashboard", daemon=True)
+        self._before: tuple[float, Stats] | None = None
+        self._coarse_before: tuple[float, Stats] | None = None
+        self._turn = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more readings. Idempotent."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def viewer_count(self) -> int:
+        return len(self._viewers)
+
+    # -- reading
+
+    def _run(self) -> None:
+        due_s, pause_s = time.monotonic(), self._period_s
+        while not self._ending.wait(max(0.0, due_s - time.monotonic())):
+            began_s = time.monotonic()
+            try:
+                self.tick()
+            except ClipperError as error:  # it is closing, or the store is away: the next reading tries again
+                _log.info("the dashboard has no reading: %s", error)
+            except Exception:
+                _log.exception("the dashboard has no reading")
+            took_s = time.monotonic() - began_s
+            pause_s = min(PAUSE_S_MAX, self._period_s * max(1, math.ceil(took_s / _SHARE / self._period_s)))
+            due_s = max(due_s + pause_s, time.monotonic() + self._period_s / 2)
+
+    def tick(self) -> None:
+        """One reading, told to all viewers."""
+        sources = self._sources
+        now_s, wall_s = time.monotonic(), wall_time_us() / 1e6
+        stats, shares = sources.stats(), sources.shares()
+        messages = []
+        about = to_json(sources.about())
+        if about != self._about:
+            messages.append(encode_event(about, name=b"about"))
+        row = self._row(self._before, stats, shares, now_s, wall_s)
+        self._note_slowest(wall_s)
+        now = to_json({**now_of(stats), "t": round(wall_s, 1), "slowest": self._slowest, "viewers": len(self._viewers)})
+        if row is not None:
+            messages.append(encode_event(row, name=b"row", id=int(wall_s * 10)))
+        coarse = None
+        if self._turn % COARSE_EACH == 0:
+            coarse = self._row(self._coarse_before, stats, shares, now_s, wall_s)
+            self._coarse_before = now_s, stats
+        if coarse is not None:
+            messages.append(encode_event(b"[%s]" % coarse, name=b"coarse"))
+        messages.append(encode_event(now, name=b"now"))
+        self._turn += 1
+        with self._lock:
+            self._about, self._now = about, now
+            if row is not None:
+                self._fine.append((wall_s, row))
+            if coarse is not None:
+                self._coarse.append((wall_s, coarse))
+            viewers = tuple(self._viewers)
+        self._before = now_s, stats
+        data = b"".join(messages)
+        for viewer in viewers:
+            viewer.body.post(viewer.tell, data)
+
+    def _row(
+        self, before: tuple[float, Stats] | None, stats: Stats, shares: dict[str, dict[str, float]], now_s: float, wall_s: float
+    ) -> bytes | None:
+        if before is None:
+            return None
+        row: Row = between(before[1], stats, shares, wall_s, now_s - before[0])
+        return to_json(row)
+
+    def _note_slowest(self, wall_s: float) -> None:
+        """The slowest of the last minutes, of all applications."""
+        found = [row for row in self._slowest if row["time_us"] / 1e6 > wall_s - SLOWEST_S]
+        for application, rows in self._sources.slowest().items():
+            found += [{"application": application, **row} for row in rows]
+        self._slowest = sorted(found, key=lambda row: -int(row["us"]))[:SLOWEST_MAX]
+
+    # -- viewers
+
+    def check_room(self) -> None:
+        """Refused when there are as many viewers as there may be."""
+        if len(self._viewers) >= self._viewers_max:
+            hint = "Close another page, or see http.dashboard_viewers_max."
+            raise Refused(503, f"{self._viewers_max} dashboards are open already.", hint, ((b"retry-after", b"5"),))
+
+    def join(self, body: Body, since_s: float) -> None:
+        """A viewer who has seen the rows up to `since_s`. On the event loop."""
+        with self._lock:
+            viewer = Viewer(body, self._beginning(since_s), self.leave)
+            self._viewers.add(viewer)
+        viewer.pump()
+
+    def _beginning(self, since_s: float) -> Iterator[bytes]:
+        """Under the lock; what is handed out is a copy."""
+        fine = [row for at_s, row in self._fine if at_s > since_s]
+        coarse = [row for at_s, row in self._coarse if at_s > since_s]
+        last_id = int(self._fine[-1][0] * 10) if self._fine else 0
+        about, now = self._about, self._now
+        first = encode_event(about, name=b"about", retry_ms=_RETRY_MS) if about != b"{}" else b""
+        rows = [*_packed(coarse, b"coarse", 0), *_packed(fine, b"past", last_id)]
+        return iter([HEARTBEAT + first, *rows, encode_event(now, name=b"now") if now != b"{}" else b""])
+
+    def leave(self, viewer: "Viewer") -> None:
+        with self._lock:
+            self._viewers.discard(viewer)
+
+
+def _packed(rows: list[bytes], name: bytes, last_id: int) -> list[bytes]:
+    """The past as events of a bearable size; the last one says up to where it goes."""
+    packed, part, size = [], [], 0
+    for row in rows:
+        part.append(row)
+        size += len(row)
+        if size > PAST_BYTES:
+            packed.append(encode_event(b"[%s]" % b",".join(part), name=name))
+            part, size = [], 0
+    packed.append(encode_event(b"[%s]" % b",".join(part), name=name, id=last_id))
+    return packed
+
+
+class Viewer:
+    """One page. Threads: the event loop's."""
+
+    def __init__(self, body: Body, beginning: Iterator[bytes], leave: Callable[["Viewer"], None]) -> None:
+        self.body = body
+        self._beginning: Iterator[bytes] | None = beginning
+        self._leave = leave
+        self._stalled = 0
+        self._has_room = True
+        self._has_missed = False
+        body.on_room = self.pump
+        body.on_gone = lambda: leave(self)
+
+    def pump(self) -> None:
+        """There is room: for what is left of the past. Who has missed something since is sent away, to ask for it again."""
+        self._has_room, self._stalled = True, 0
+        while self._beginning is not None and self._has_room:
+            data = next(self._beginning, None)
+            if data is None:
+                self._beginning = None
+            elif data:
+                self._has_room = self.body.write(data)
+        if self._beginning is None and self._has_missed:
+            self._leave(self)
+            self.body.end()
+
+    def tell(self, data: bytes) -> None:
+        """What just happened."""
+        if self.body.ended or self.body.gone:
+            self._leave(self)
+        elif self._has_room and self._beginning is None:
+            self._has_room = self.body.write(data)
+        else:
+            self._has_missed = True
+            self._stalled += 1
+            if self._stalled >= STALLED_TICKS:
+                self._leave(self)
+                self.body.drop()
