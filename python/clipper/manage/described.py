@@ -41,7 +41,7 @@ _POLICY: Schema = {
 
 
 def of_management() -> Table:
-    return {**_verbs(), **_applications(), **_moving(), **_asking()}
+    return {**_verbs(), **_applications(), **_moving(), **_asking(), **_looking()}
 
 
 def plain_document(*, management: bool) -> dict[str, Any]:
@@ -195,3 +195,21 @@ def _asking() -> Table:
     """As the query listener has it."""
     asked = of_applications()
     return {("POST", f"/admin/applications/{{}}/{verb}"): asked["POST", f"/api/{{}}/{verb}"] for verb in ("predict", "feedback")}
+
+
+def _looking() -> Table:
+    """The dashboard's."""
+    settings = _object({"settings": {"type": "array", "items": {"type": "object"}}}, ["settings"])
+    text: Schema = {"type": "string"}
+    return {
+        ("GET", "/dashboard"): About(id="dashboard", says="The page", tag=MANAGEMENT, gives=text, media="text/html"),
+        ("GET", "/dashboard/{}"): About(
+            id="dashboardFile", says="Its files", tag=MANAGEMENT, names=("name",), gives=text, media="text/javascript",
+            also=("text/css", "text/plain", "text/html", "image/svg+xml"), errors=(404,),
+        ),
+        ("GET", "/admin/stream"): About(
+            id="stream", says="What happens, as server-sent events without an end", tag=MANAGEMENT, gives=text,
+            media="text/event-stream", errors=(503,),
+        ),
+        ("GET", "/admin/configuration"): About(id="configuration", says="What is set", tag=MANAGEMENT, gives=settings),
+    }  # fmt: skip
