@@ -20,6 +20,7 @@ from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
 from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
+from clipper.settings.tracing import TracingSettings
 from clipper.types import Batching, InputType, VersionedModel, check_name, check_policy
 
 
@@ -32,6 +33,7 @@ class Config(msgspec.Struct, frozen=True):
     feedback: FeedbackSettings = FeedbackSettings()
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
+    tracing: TracingSettings = TracingSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -57,6 +59,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "feedback": FeedbackSettings,
     "http": HttpSettings,
     "grpc": GrpcSettings,
+    "tracing": TracingSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,
@@ -101,13 +104,13 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | No
     for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
         leaves.update(more)
     sections = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
-    server, limits, batching, feedback, http, grpc = (sections[section] for section in _SECTIONS)
+    server, limits, batching, feedback, http, grpc, tracing = (sections[section] for section in _SECTIONS)
     named = {
         section: {name: _build(kind, leaves, (section, name), batching) for name in _names(leaves, section)}
         for section, kind in _NAMED.items()
     }
     config = Config(
-        _with_token(server, leaves), limits, batching, feedback, http, grpc, named["models"], named["apps"],
+        _with_token(server, leaves), limits, batching, feedback, http, grpc, tracing, named["models"], named["apps"],
         named["streams"], named["model_streams"],
         {".".join(path): origin for path, (_, origin) in leaves.items()},
     )  # fmt: skip

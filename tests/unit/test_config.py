@@ -308,7 +308,8 @@ def test_every_key_is_described() -> None:
             assert not row.key.endswith(suffix) or row.unit == unit
         if row.type in ("a whole number", "a number"):
             assert row.range
-    sections = (Config().server, Config().limits, Config().batching, Config().feedback, Config().http, Config().grpc)
+    whole = Config()
+    sections = (whole.server, whole.limits, whole.batching, whole.feedback, whole.http, whole.grpc, whole.tracing)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))

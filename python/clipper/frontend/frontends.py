@@ -1,6 +1,7 @@
 """The frontends of a server: which routes each HTTP listener has, gRPC where it is wanted, and their life."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from clipper.frontend.access import Access
 from clipper.frontend.admin import guard
 from clipper.frontend.described import Limits
 from clipper.frontend.description import PUBLIC, Description
+from clipper.frontend.exporter import Exporter
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, Response, answer_json
 from clipper.frontend.node import Node
@@ -17,10 +19,11 @@ from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
 from clipper.frontend.scrape import Scrape
-from clipper.metrics import GrpcCounts, HttpCounts, TlsCounts
+from clipper.metrics import Counts, GrpcCounts, HttpCounts, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import TlsFiles, admin_tls, query_tls
+from clipper.settings.tracing import exporting
 
 if TYPE_CHECKING:
     from clipper.frontend.grpc import Grpc
@@ -43,9 +46,11 @@ class Frontends:
         Repository(node).add_to(self.admin_routes)
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = Access(), GrpcCounts()
+        self._exporter = _exporter(node)
         self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
         tls_counts = [self._tls_counts[key] for key in self._tls()]
-        scrape = self.scrape = Scrape(node, (*self._counts.values(), self._grpc_counts, *tls_counts))
+        beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts, *([self._exporter] if self._exporter else [])]
+        scrape = self.scrape = Scrape(node, beside)
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:
             scrape.add_to(self.routes)
@@ -72,6 +77,8 @@ class Frontends:
             self._access.add_tls(key, files, where, self._tls_counts[key])
         self._access.add_keys(settings.api_keys_file, settings.token)
         self._access.start()
+        if self._exporter is not None:
+            self._exporter.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
             each.append(("address", settings.address, self._access.asking(_finding(self.routes))))
@@ -82,7 +89,8 @@ class Frontends:
         if not each:
             return
         certificates = {key: found for key, found in self._access.certificates.items() if key != "grpc"}
-        self._listeners = Listeners(settings, each, self._make_ear, [self._counts[key] for key, _, _ in each], certificates)
+        counts = [self._counts[key] for key, _, _ in each]
+        self._listeners = Listeners(settings, each, self._make_ear, counts, certificates, self._exporter)
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
@@ -95,7 +103,7 @@ class Frontends:
                 raise
             hint = 'pip install "clipper-serving[grpc]".'
             raise ConfigError(f"grpc.address is set, and gRPC cannot be imported: {error}.", hint=hint) from None
-        grpc = Grpc(self._node, self._make_ear, self._access, self._grpc_counts)
+        grpc = Grpc(self._node, self._make_ear, self._access, self._grpc_counts, self._exporter)
         grpc.start()
         self._grpc, self.grpc_address = grpc, grpc.address
 
@@ -114,6 +122,18 @@ class Frontends:
         if self._grpc is not None:
             self._grpc.stop()
         self._access.stop()
+        if self._exporter is not None:
+            self._exporter.stop()
+
+
+def _exporter(node: Node) -> Exporter | None:
+    """Where spans go, as [tracing] and OpenTelemetry's variables say. ConfigError."""
+    settings = node.config.tracing
+    try:
+        found = exporting(settings, os.environ)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return Exporter(settings, found, node.version) if found.url else None
 
 
 def _finding(routes: Routes) -> Handle:

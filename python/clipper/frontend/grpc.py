@@ -13,6 +13,7 @@ import uvloop
 
 from clipper.errors import AddressInUse
 from clipper.frontend.access import Access
+from clipper.frontend.exporter import Exporter
 from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc_applications import ApplicationService
 from clipper.frontend.grpc_calls import Calls
@@ -34,9 +35,10 @@ class Grpc:
     """gRPC on `grpc.address`. Threads: start, drain and stop from one; the rest is its own."""
 
     def __init__(
-        self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], access: Access, counts: GrpcCounts
-    ) -> None:
-        self._node, self._make_ear, self._access, self._counts = node, make_ear, access, counts
+        self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], access: Access, counts: GrpcCounts,
+        exporter: Exporter | None = None,
+    ) -> None:  # fmt: skip
+        self._node, self._make_ear, self._access, self._counts, self._exporter = node, make_ear, access, counts, exporter
         self.address = ""
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
@@ -75,7 +77,7 @@ class Grpc:
     async def _listen(self, ear: Ear) -> None:
         settings = self._node.config.grpc
         self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX)
-        self._calls = calls = Calls(self._node, ear, self._workers, self._counts, self._access.keys)
+        self._calls = calls = Calls(self._node, ear, self._workers, self._counts, self._access.keys, self._exporter)
         mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION)
         for service in (InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))

@@ -14,6 +14,7 @@ from clipper.frontend.grpc_calls import Call, Calls, code_of, known, retry_s_of,
 from clipper.frontend.inputs import input_of, numpy_dtype
 from clipper.frontend.messages import to_json
 from clipper.frontend.protocols import message
+from clipper.frontend.rest import salt_of
 from clipper.serving.application import request_id
 from clipper.serving.ear import Future
 from clipper.serving.feedback import truth_of, weight_of
@@ -46,7 +47,9 @@ class ApplicationService:
         row = row_of(request.input, input_of(question), "input")
         slo_us = self._slo_us(request, question, call, until_deadline)
         id = request_id(request.request_id) or call.request_id
-        future = predict(question, row, request.user or None, slo_us, request.salt, _context(request), id)
+        call.asking()
+        future = predict(question, row, request.user or None, slo_us, salt_of(request.salt), _context(request), id)
+        call.asked(question, (future,))
         await self._calls.done((future,))
         return _prediction(future, question)
 
@@ -69,7 +72,9 @@ class ApplicationService:
         rows = [row_of(value, type_, f"inputs[{i}]") for i, value in enumerate(request.inputs)]
         slo_us = self._slo_us(request, question, call, True)
         user, context, id = request.user or None, _context(request), request_id(request.request_id) or call.request_id
-        asked = [predict(question, row, user, slo_us, request.salt, context, id) for row in rows]
+        call.asking()
+        asked = [predict(question, row, user, slo_us, salt_of(request.salt), context, id) for row in rows]
+        call.asked(question, asked)
         await self._calls.done(asked)
         return message("clipper.v1.PredictManyReply")(replies=_replies(asked, question))
 

@@ -19,13 +19,17 @@ from google.protobuf.message import DecodeError
 
 from clipper.errors import ClipperError, DeadlineExceeded, InvalidInput, Overloaded, ShuttingDown
 from clipper.frontend.api_keys import ApiKeys
+from clipper.frontend.exporter import Exporter
 from clipper.frontend.messages import retry_after_s
 from clipper.frontend.node import Node
 from clipper.frontend.protocols import message, methods_of
+from clipper.frontend.spans import told_of_call
+from clipper.frontend.traces import Trace, begin_trace, log_call
 from clipper.metrics.grpc_counts import GrpcCounts, MethodCounts
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.application import fits_id
 from clipper.serving.ear import Ear, Future
+from clipper.serving.processor import Question
 
 _log = logging.getLogger(__name__)
 _TEXT_MAX = 1000  # of a client's 8 KiB of metadata
@@ -43,11 +47,34 @@ _KINDS: Final = {
 class Call:
     """One call, as a service sees it. Threads: the event loop's. began_ns: of the monotonic clock."""
 
-    __slots__ = ("_metadata", "began_ns", "context")
+    __slots__ = ("_metadata", "began_ns", "context", "trace")
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, exporter: Exporter | None) -> None:
         self.context, self.began_ns = context, now_ns()
         self._metadata: dict[str, Any] | None = None
+        self.trace: Trace | None = None
+        metadata = self.metadata
+        if exporter is not None or "traceparent" in metadata:
+            parent, state = (str(metadata.get(name, "")).encode("ascii", "replace") for name in ("traceparent", "tracestate"))
+            self.trace = begin_trace(None if exporter is None else exporter.sample, parent, state)
+            if self.trace is not None:
+                context.set_trailing_metadata(self.trailing)
+
+    @property
+    def trailing(self) -> tuple[tuple[str, str], ...]:
+        """What every response of a traced call has in its trailing metadata."""
+        if self.trace is None:
+            return ()
+        found = (("traceparent", self.trace.header.decode()),)
+        return (*found, ("tracestate", self.trace.state.decode())) if self.trace.state else found
+
+    def asking(self) -> None:
+        if self.trace is not None:
+            self.trace.asking()
+
+    def asked(self, question: Question, futures: Sequence[Future]) -> None:
+        if self.trace is not None:
+            self.trace.asked(question.name, futures)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -70,8 +97,11 @@ class Call:
 class Calls:
     """Threads: the event loop's. `closing` is set once no further query is taken."""
 
-    def __init__(self, node: Node, ear: Ear, workers: Executor, counts: GrpcCounts, keys: ApiKeys | None = None) -> None:
-        self.node, self._counts, self._keys = node, counts, keys
+    def __init__(
+        self, node: Node, ear: Ear, workers: Executor, counts: GrpcCounts, keys: ApiKeys | None = None,
+        exporter: Exporter | None = None,
+    ) -> None:  # fmt: skip
+        self.node, self._counts, self._keys, self._exporter = node, counts, keys, exporter
         self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
         self._ear, self._workers = ear, workers
@@ -144,7 +174,7 @@ class Calls:
         everything = self._counts
 
         async def serve(request: Any, context: Any) -> Any:
-            call, code = Call(context), "CANCELLED"
+            call, code = Call(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
                 begin(call)
@@ -153,10 +183,12 @@ class Calls:
                 return reply
             except Exception as error:
                 code = _code_name(error)
-                return await _abort(context, error)
+                return await _abort(call, error)
             finally:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
+                if call.trace is not None and call.trace.sampled:
+                    self._tell(call, call.trace, counts, code)
 
         return serve
 
@@ -164,7 +196,7 @@ class Calls:
         everything = self._counts
 
         async def serve(requests: Any, context: Any) -> AsyncIterator[Any]:
-            call, code = Call(context), "CANCELLED"
+            call, code = Call(context, self._exporter), "CANCELLED"
             everything.under_way += 1
             try:
                 begin(call)
@@ -174,12 +206,19 @@ class Calls:
                 code = "OK"
             except Exception as error:
                 code = _code_name(error)
-                await _abort(context, error)
+                await _abort(call, error)
             finally:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
+                if call.trace is not None and call.trace.sampled:
+                    self._tell(call, call.trace, counts, code)
 
         return serve
+
+    def _tell(self, call: Call, trace: Trace, counts: MethodCounts, code: str) -> None:
+        log_call(trace, f"{counts.service}/{counts.method}", code, call.began_ns)
+        if self._exporter is not None:
+            self._exporter.put(told_of_call(trace, counts.service, counts.method, code, call.began_ns))
 
     async def in_order(self, requests: AsyncIterator[Any], answer: Callable[[Any], Awaitable[Any]]) -> AsyncIterator[Any]:
         """The answers to a stream's requests, in their order, with up to `grpc.pipeline_max` under way. `answer` tells errors as
@@ -270,7 +309,7 @@ def retry_s_of(error: ClipperError) -> float:
     return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
 
 
-async def _abort(context: Any, error: Exception) -> Any:
+async def _abort(call: Call, error: Exception) -> Any:
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     ours = known(error)
@@ -283,4 +322,4 @@ async def _abort(context: Any, error: Exception) -> Any:
         retry.retry_delay.FromNanoseconds(round(retry_s * 1e9))
         status.details.add().Pack(retry)
         trailing += [("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))), ("retry-after", str(math.ceil(retry_s)))]
-    await context.abort(code, text, (("grpc-status-details-bin", status.SerializeToString()), *trailing))
+    await call.context.abort(code, text, (*call.trailing, ("grpc-status-details-bin", status.SerializeToString()), *trailing))

@@ -83,9 +83,9 @@ class InferenceService:
         named_us = models.slo_us(target, rows, given_ms)
         slo_us = self._calls.slo_us(call, None if until_deadline and given_ms is None else named_us, named_us)
         if models.is_array(rows):
-            asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us, call.request_id))
+            asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us, call.request_id, call.trace))
         else:
-            asking = models.ask(target, rows, asked, slo_us, call.request_id)
+            asking = models.ask(target, rows, asked, slo_us, call.request_id, call.trace)
         await self._calls.done(asking.futures)
         outputs, parameters = asking.inferred()
         return v2_rpc.encode(target.name, target.answered_version, asked.id, outputs, parameters)

@@ -23,6 +23,7 @@ import httptools
 
 from clipper.errors import ClipperError, TooLarge
 from clipper.frontend.bodies import Body
+from clipper.frontend.exporter import Exporter
 from clipper.frontend.messages import (
     JSON,
     KNOWN_HEADERS,
@@ -38,7 +39,8 @@ from clipper.frontend.messages import (
     inflate,
     problem,
 )
-from clipper.frontend.traces import Trace, log_request, trace_of
+from clipper.frontend.spans import told_of
+from clipper.frontend.traces import Trace, begin_trace, log_request
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.ear import Ear, Future
 from clipper.settings.http import HttpSettings
@@ -63,18 +65,24 @@ _canonical: dict[bytes, bytes] = {}  # header names as clients write them -> our
 
 
 class Service:
-    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s, date: of the last look."""
+    """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s, date: of the last look.
+    exporter: where spans go, if anywhere."""
 
     def __init__(
         self, settings: HttpSettings, handle: Callable[[Request], Outcome], ear: Ear, run: Callable[..., Any],
-        counts: HttpCounts | None = None,
+        counts: HttpCounts | None = None, exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
+        self.exporter = exporter
         self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[Connection] = set()
         self.draining = False
         self.now_s = 0.0
         self.date = b""
+
+    def trace_for(self, headers: dict[bytes, bytes]) -> Trace | None:
+        sample = None if self.exporter is None else self.exporter.sample
+        return begin_trace(sample, headers.get(b"traceparent", b""), headers.get(b"tracestate", b""))
 
     def busy(self) -> bool:
         return any(connection.is_busy for connection in self.connections)
@@ -149,8 +157,7 @@ class Exchange:
 
     def _log_failure(self, error: Exception) -> None:
         request = self.request
-        trace = trace_of(request.headers[b"traceparent"]) if b"traceparent" in request.headers else None
-        about = {"request_id": request.id.decode(), **(trace.about() if trace else {})}
+        about = {"request_id": request.id.decode(), **(request.trace.about() if request.trace else {})}
         _log.exception("request %s: %s %r", request.id.decode(), request.method, request.path, exc_info=error, extra=about)
 
     def answer(self, response: Response | Streamed) -> None:
@@ -161,10 +168,8 @@ class Exchange:
         if service.draining:
             self.close = True
         id = request.given_id or response.id or request.id
-        trace: Trace | None = None
-        if b"traceparent" in request.headers:
-            trace = trace_of(request.headers[b"traceparent"])
-        own = trace.header if trace else b""
+        trace = request.trace
+        own = trace.headers if trace else b""
         if isinstance(response, Streamed):
             self._answer_streamed(response, id, own)
         else:
@@ -173,6 +178,8 @@ class Exchange:
         service.counts.count(request.method, request.route, response.status, request.began_ns)
         if trace is not None and trace.sampled:
             log_request(trace, request, response, id)
+            if service.exporter is not None:
+                service.exporter.put(told_of(request, response, id))
         connection.flush()
 
     def _answer_streamed(self, response: Streamed, id: bytes, trace: bytes) -> None:
@@ -369,6 +376,8 @@ class Connection(asyncio.Protocol):
         if path[:1] != b"/":
             path = _origin_form(path)
         request = Request(_METHODS[self._parser.get_method()], path, query, self._headers, self._body)
+        if self.service.exporter is not None or b"traceparent" in self._headers:
+            request.trace = self.service.trace_for(self._headers)
         self._body = b""
         exchange = Exchange(self, request, not self._parser.should_keep_alive())
         self._open.append(exchange)

@@ -15,6 +15,7 @@ import uvloop
 
 from clipper.clock import wall_time_us
 from clipper.errors import AddressInUse, ConfigError
+from clipper.frontend.exporter import Exporter
 from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Outcome, Request
 from clipper.frontend.tls_door import TlsDoor
@@ -40,9 +41,10 @@ class Listeners:
     def __init__(
         self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear],
         counts: Sequence[HttpCounts], certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
+        exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
-        self._make_ear, self._counts = make_ear, counts
+        self._make_ear, self._counts, self._exporter = make_ear, counts, exporter
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
@@ -81,7 +83,7 @@ class Listeners:
 
     async def _listen(self, ear: Ear) -> None:
         for (listener, handle), counts, certificate in zip(self._sockets, self._counts, self._certificates, strict=True):
-            service = Service(self._settings, handle, ear, self._run_on_worker, counts)
+            service = Service(self._settings, handle, ear, self._run_on_worker, counts, self._exporter)
             self._services.append(service)
             factory = _factory(service)
             if certificate is not None:

@@ -35,12 +35,13 @@ class Request:
     stand for.
     """
 
-    __slots__ = ("_id", "began_ns", "body", "headers", "method", "params", "path", "query", "route")
+    __slots__ = ("_id", "began_ns", "body", "headers", "method", "params", "path", "query", "route", "trace")
 
     def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray) -> None:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
         self.params: tuple[str, ...] = ()
         self.route = ""
+        self.trace: Any = None  # a Trace, if there is one
         self.began_ns = now_ns()
         self._id = b""
 
@@ -62,7 +63,8 @@ KNOWN_HEADERS: Final = frozenset(
     (
         b"accept", b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length",
         b"content-type", b"expect", b"host", b"if-none-match", b"inference-header-content-length", b"last-event-id", b"origin",
-        b"traceparent", b"transfer-encoding", b"x-request-id",
+        b"traceparent", b"tracestate",
+        b"transfer-encoding", b"x-request-id",
     )
 )  # fmt: skip
 

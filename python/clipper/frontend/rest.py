@@ -25,6 +25,7 @@ from clipper.frontend.messages import (
 )
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
+from clipper.frontend.traces import Trace
 from clipper.serving.ear import Future
 from clipper.serving.feedback import truth_of, weight_of
 from clipper.serving.observe import observe, observe_many
@@ -145,18 +146,23 @@ class Rest:
             if body.input is not _NOTHING:
                 raise InvalidInput("a request has `input` or `inputs`, not both.")
             texts = items_of(body.inputs, "$.inputs")
-            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, salt, body.context, request_id)
+            futures = self._ask_all(question, texts, "$.inputs", user, slo_us, salt, body.context, request_id, request.trace)
             return _outcome(futures, functools.partial(_many_predicted, futures, question))
         if body.input is _NOTHING:
             raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"inputs": [...]}.')
-        future = predict(question, read(body.input, "$.input"), user, slo_us, salt, body.context, request_id)
+        row, trace = read(body.input, "$.input"), request.trace
+        if trace is not None:
+            trace.asking()
+        future = predict(question, row, user, slo_us, salt, body.context, request_id)
+        if trace is not None:
+            trace.asked(question.name, (future,))
         if future.done():
             return _one_predicted(future, question)
         return Later((future,), functools.partial(_one_predicted, future, question))
 
     def _ask_all(
         self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0,
-        context: Any = None, request_id: str = "",
+        context: Any = None, request_id: str = "", trace: Trace | None = None,
     ) -> list[Future]:  # fmt: skip
         """A query for each. All are read before the first is asked."""
         most = self._node.config.http.queries_max
@@ -165,7 +171,12 @@ class Rest:
             raise InvalidInput(f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint)
         read = self._inputs.reader(question)
         rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
-        return [predict(question, row, user, slo_us, salt, context, request_id) for row in rows]
+        if trace is not None:
+            trace.asking()
+        futures = [predict(question, row, user, slo_us, salt, context, request_id) for row in rows]
+        if trace is not None:
+            trace.asked(question.name, futures)
+        return futures
 
     # -- telling
 

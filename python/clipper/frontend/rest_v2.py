@@ -104,8 +104,8 @@ class RestV2:
         slo_us = self._models.slo_us(target, rows, _slo_ms(asked, request))
         id = request.given_id.decode("ascii")
         if self._models.is_array(rows):
-            return Work(lambda: _later(self._models.ask(target, rows, asked, slo_us), target, asked))
-        asking = self._models.ask(target, rows, asked, slo_us, id)
+            return Work(lambda: _later(self._models.ask(target, rows, asked, slo_us, "", request.trace), target, asked))
+        asking = self._models.ask(target, rows, asked, slo_us, id, request.trace)
         if all(future.done() for future in asking.futures):
             return _response(asking, target, asked)
         return _later(asking, target, asked)

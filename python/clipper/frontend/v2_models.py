@@ -15,6 +15,7 @@ from clipper.frontend.answers import answer_of, answers_of
 from clipper.frontend.inputs import input_of
 from clipper.frontend.messages import to_json
 from clipper.frontend.node import Node
+from clipper.frontend.traces import Trace
 from clipper.serving.application import array_slo_in_us, fits_id
 from clipper.serving.arrays import predict_array
 from clipper.serving.ear import Future
@@ -171,15 +172,26 @@ class ModelsV2:
             return array_slo_in_us(slo_ms, self._node.config.limits.slo_ms_max)
         return self._node.slo_us(slo_ms, target.question.slo_us)
 
-    def ask(self, target: Target, rows: Any, asked: v2.InferRequest, slo_us: int, id: str = "") -> Asking:
+    def ask(
+        self, target: Target, rows: Any, asked: v2.InferRequest, slo_us: int, id: str = "", trace: Trace | None = None
+    ) -> Asking:
         """id: of the request; that in `asked` when there is none."""
         question, user, salt = target.question, _user(asked), _whole(asked, "salt", 0)
         context = _context(asked)
+        if trace is not None:
+            trace.asking()
+        asking = self._ask(question, rows, user, slo_us, salt, context, id or (asked.id if fits_id(asked.id) else ""))
+        if trace is not None:
+            trace.asked(question.name, asking.futures)
+        return asking
+
+    def _ask(
+        self, question: Question, rows: Any, user: str | None, slo_us: int, salt: int, context: Any, id: str
+    ) -> Asking:
         if self.is_array(rows):
             if context is not None:
                 raise InvalidInput(f"an array of more than {_SINGLY_MAX} rows has no context.", hint="Send fewer rows at once.")
             return Asking([predict_array(question, rows, user, slo_us, salt)], question, True)
-        id = id or (asked.id if fits_id(asked.id) else "")
         return Asking([predict(question, row, user, slo_us, salt, context, id) for row in rows], question, False)
 
 

@@ -111,6 +111,12 @@ _TABLE: Final = (
     _latency("clipper_grpc_request_duration_seconds", _RPC, "From a call read to its response handed over; not of streams."),
     Family("clipper_grpc_stream_messages_total", "counter", _RPC, "Responses sent in streams."),
     Family("clipper_grpc_calls", "gauge", _NONE, "Calls under way, streams included."),
+    # traces
+    Family(
+        "clipper_traced_requests_total", "counter", ("outcome",),
+        "Requests whose spans were made: `exported`, `refused` by the collector, or `dropped`.",
+    ),
+    Family("clipper_traced_requests_waiting", "gauge", _NONE, "Those whose spans are not sent yet."),
     # TLS
     Family(
         "clipper_tls_handshakes_total", "counter", ("listener", "outcome"),
