@@ -49,7 +49,8 @@ class Frontends:
         self._exporter = _exporter(node)
         self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
         tls_counts = [self._tls_counts[key] for key in self._tls()]
-        beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts, *([self._exporter] if self._exporter else [])]
+        beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts]
+        beside += [self._exporter] if self._exporter else []
         scrape = self.scrape = Scrape(node, beside)
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:
