@@ -16,6 +16,8 @@ from typing import Any
 import click.testing
 import pytest
 
+import clipper
+from clipper import errors
 from clipper.cli import main
 from clipper.manage.running import the_one
 
@@ -29,9 +31,19 @@ def total(rows):
     return rows.sum(axis=1)
 
 
-def broken(rows):
-    print("reads a file that is not there", file=sys.stderr, flush=True)
+def dies(rows):
+    print("OSError: there is no such file", file=sys.stderr, flush=True)
     os._exit(3)
+
+
+def fails(rows):
+    raise ValueError("no luck")
+
+
+def slow(rows):
+    import time
+    time.sleep(0.03)
+    return rows.sum(axis=1)
 """
 FILE = """
 [server]
@@ -172,6 +184,76 @@ def test_bench_interrupted_prints_what_was_measured(here: Path) -> None:
         [step] = json.loads(bench.seen)["steps"]
     assert step["interrupted"] is True
     assert step["sent"] > 0
+
+
+# -- ps and logs
+
+
+def test_ps_tells_how_each_model_does_and_what_to_do(here: Path) -> None:
+    with up():
+        [row] = said("ps")
+        assert (row["name"], row["version"], row["state"], row["ready"], row["wanted"]) == ("sums", 1, "ready", 2, 2)
+        assert row["rss_bytes"] > 10_000_000
+        assert row["roles"] == {"total": "primary"}
+        assert (row["error"], row["next"]) == ("", "")
+        for name in ("fails", "slow", "dies"):
+            shell("deploy", name, f"mine:{name}", "--input", "f64[3]")
+            shell("app", "set", name, "--model", name, "--slo-ms", "4000" if name != "slow" else "20", "--default", "0")
+            shell("predict", name, "[1, 2, 3]", "--slo-ms", "4000")
+        wait_until(lambda: any("there is no such file" in row["error"] for row in said("ps")))
+        rows = {row["name"]: row for row in said("ps")}
+        assert rows["fails"]["error"] == "1 queries failed: ValueError: no luck"
+        assert rows["dies"]["error"].startswith("OSError: there is no such file (")
+        assert rows["dies"]["next"] == "clipper logs dies:1"
+        assert rows["slow"]["error"].startswith("one row takes 3")
+        assert rows["slow"]["error"].endswith("ms, the SLO of slow is 20 ms")
+        assert rows["slow"]["next"] == "clipper profile slow:1"
+        head, *lines = shell("ps").splitlines()
+        assert head.split()[:7] == ["NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE"]
+        assert len(lines) == 4
+        assert any(line.startswith("fails") and line.endswith("-> clipper logs fails:1") for line in lines)
+
+
+def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here: Path) -> None:
+    with up() as server, running("logs", "-f", "sums") as logs:
+        for number in range(10):  # both containers
+            shell("predict", "total", f"[1, 2, {number}]")
+        logs.until("| a batch of 1")
+        pids = [row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]]
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: said("stats")["models"]["sums:1"]["has"] == 2 and pids != [
+            row["pid"] for row in said("stats")["models"]["sums:1"]["replicas"]])
+        server.process.kill()
+        server.process.wait()
+        logs.until("Waiting for it")
+        with up():
+            logs.until("-- the server is back")
+            before = logs.seen.count("| a batch of")
+            shell("predict", "total", "[7, 7, 7]")
+            while logs.seen.count("| a batch of") == before:
+                logs.seen += read_more(logs)
+            assert "sums:1/0 | " in logs.seen or "sums:1/1 | " in logs.seen
+            assert logs.end(signal.SIGINT) == 130
+
+
+def test_logs_of_what_is_not_there(here: Path) -> None:
+    with up():
+        assert "no model 'smus' - did you mean 'sums'?" in shell("logs", "-f", "smus", code=2)
+        assert "no container sums:1/7 was started here" in shell("logs", "sums", "--replica", "7", code=2)
+        assert "is none that was handed out" in shell_error_of_follow("sums", "nonsense")
+    assert "no server of yours runs here" in shell("logs", "-f", "sums", code=2)
+
+
+def shell_error_of_follow(model: str, after: str) -> str:
+    with pytest.raises(errors.InvalidInput) as caught:
+        clipper.connect(state="state").follow(model, after)
+    return str(caught.value)
+
+
+def read_more(process: Process) -> str:
+    assert process.process.stdout is not None
+    assert select.select([process.process.stdout], [], [], PATIENCE_S)[0], process.seen
+    return os.read(process.process.stdout.fileno(), 4096).decode()
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

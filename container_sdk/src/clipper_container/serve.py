@@ -43,6 +43,7 @@ ATTEMPT_S = 10.0  # to connect, and to be welcomed
 SILENCE_HEARTBEATS = 6
 SAY_AGAIN_S = 30.0
 _SHARED = int(Flag.SHARED)
+COMPLAIN_S = 5.0
 
 
 class Refused(Exception):
@@ -202,6 +203,22 @@ def _read_welcome(connection: Connection) -> Welcome:
     return Welcome.read(unpack_map(payload))
 
 
+class _Complaints:
+    """Failures of a model, on stderr for its owner; the same one at most once in COMPLAIN_S."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._last, self._until, self._more = name, "", 0.0, 0
+
+    def tell(self, text: str) -> None:
+        now = time.monotonic()
+        if text == self._last and now < self._until:
+            self._more += 1
+            return
+        again = f" ({self._more} times more since the last of these lines)" if self._more else ""
+        print(f"model '{self._name}' failed{again}: {text.rstrip()}", file=sys.stderr, flush=True)
+        self._last, self._until, self._more = text, now + COMPLAIN_S, 0
+
+
 class _Version2:
     """Frames with ids, heartbeats both ways, and failures as text."""
 
@@ -209,6 +226,7 @@ class _Version2:
         self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
         self._regions = Regions(welcome.payload_bytes_max) if shared else None
         self._lessons = Lessons(evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s)
+        self._complaints = _Complaints(evaluator.name)
 
     def run(self, signs: Callable[[], None] = _nothing) -> None:
         """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame.
@@ -290,6 +308,7 @@ class _Version2:
         return [encode_header(reply), *pieces]
 
     def _failure(self, id: int, text: str) -> list[Any]:
+        self._complaints.tell(text)
         return control_frame(Kind.FAILURE, text.encode("utf-8", "replace"), id, self._welcome.crc)
 
 

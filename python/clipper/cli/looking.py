@@ -59,20 +59,6 @@ def _total(counts: Any) -> int:
     return sum(counts.values()) if isinstance(counts, dict) else int(counts)
 
 
-@click.command()
-@click.argument("model")
-@click.option("--replica", type=click.IntRange(min=0), default=0, show_default=True, help="Which of its containers.")
-@talks
-def logs(ask: Asking, model: str, replica: int) -> None:
-    """The last lines that a container of MODEL wrote.
-
-    \b
-    clipper logs svm:2 --replica 1
-    """
-    lines = ask.server.logs(model, replica)
-    ask.show(lines, lambda: "\n".join(lines) or f"{model}/{replica} has written nothing")
-
-
 def _what(one: dict[str, Any]) -> str:
     """A record that changed; of a rollout, why."""
     after = one["after"] if one["key"].startswith("rollout/") else None

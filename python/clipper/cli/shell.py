@@ -10,13 +10,14 @@ from clipper.cli.bench import bench
 from clipper.cli.configuring import config
 from clipper.cli.exporting import export, import_
 from clipper.cli.key import key
-from clipper.cli.looking import history, logs, models, stats
+from clipper.cli.looking import history, models, stats
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.querying import feedback, predict
 from clipper.cli.rollouts import rollout
 from clipper.cli.shipping import dockerfile
 from clipper.cli.up import up
 from clipper.cli.verbs import Verbs
+from clipper.cli.watching import logs, ps
 from clipper.errors import ClipperError
 
 
@@ -121,7 +122,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for _verb in (
     up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
-    logs, history, stats, predict, feedback, key, bench, rollout,
+    ps, logs, history, stats, predict, feedback, key, bench, rollout,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile,):

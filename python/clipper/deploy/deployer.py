@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -130,6 +130,16 @@ class ReplicaStatus:
     pid: int = 0
     restart_count: int = 0
     detail: str = ""
+
+
+class LogTail(list[str]):
+    """The last lines that a replica wrote, oldest first. total: how many it ever wrote, over restarts."""
+
+    total: int
+
+    def __init__(self, lines: Iterable[str], total: int) -> None:
+        super().__init__(lines)
+        self.total = total
 
 
 OnEvent = Callable[[ReplicaEvent], None]

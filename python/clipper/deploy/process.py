@@ -24,6 +24,7 @@ from functools import partial
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
+    LogTail,
     OnEvent,
     ReplicaEvent,
     ReplicaState,
@@ -74,6 +75,7 @@ class _Replica:
     detail: str = ""
     exits: deque[float] = field(default_factory=deque)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
+    lines_ever: int = 0
     partial_line: bytes = b""
 
     @property
@@ -87,6 +89,10 @@ class _Replica:
     @property
     def settled(self) -> bool:
         return self.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
+
+    def wrote(self, lines: Sequence[str]) -> None:
+        self.lines.extend(lines)
+        self.lines_ever += len(lines)
 
     def tail(self) -> tuple[str, ...]:
         return tuple(self.lines)[-LOG_TAIL_LINES:]
@@ -220,7 +226,8 @@ class ProcessDeployer:
         Raises: KeyError for a replica that was never started.
         """
         with self._changed:
-            return [*self._replicas[name, version, replica].lines]
+            found = self._replicas[name, version, replica]
+            return LogTail(found.lines, found.lines_ever)
 
     def close(self, grace_s: float | None = None) -> None:
         """Stop everything, all at once, and end the supervising thread."""
@@ -308,7 +315,7 @@ class ProcessDeployer:
             replica.process, replica.pid_fd, replica.log_fd = _start_process(replica.spec, replica.number)
         except (OSError, ValueError) as error:
             with self._changed:
-                replica.lines.append(f"cannot start {replica.spec.python}: {error}")
+                replica.wrote([f"cannot start {replica.spec.python}: {error}"])
             self._ended(replica, 0, f"not started: {error}")
             return
         self._watch(replica.pid_fd, partial(self._reap, replica))
@@ -340,7 +347,7 @@ class ProcessDeployer:
             rest = rest[LOG_LINE_BYTES_MAX:]
         replica.partial_line = rest
         with self._changed:
-            replica.lines.extend(line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines)
+            replica.wrote([line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines])
         return True
 
     def _reap(self, replica: _Replica) -> None:
@@ -353,7 +360,7 @@ class ProcessDeployer:
                 break
         if replica.partial_line:
             with self._changed:
-                replica.lines.append(replica.partial_line.decode("utf-8", "replace"))
+                replica.wrote([replica.partial_line.decode("utf-8", "replace")])
             replica.partial_line = b""
         self._unwatch(replica.pid_fd)
         self._unwatch(replica.log_fd)

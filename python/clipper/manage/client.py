@@ -122,6 +122,15 @@ class Client:
         """The last lines a container wrote."""
         return self._list("lines", f"/admin/models/{_quoted(model)}/logs?replica={replica}")
 
+    def ps(self) -> list[dict[str, Any]]:
+        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the last error and what to do."""
+        return self._list("models", "/admin/ps")
+
+    def follow(self, model: str, after: str = "") -> dict[str, Any]:
+        """What all containers of a model wrote since `after`, which is what this said the time before: `model`, `replicas` (each
+        with `replica`, `lines`, and how many were `lost` in between), `after`."""
+        return self._object("GET", f"/admin/models/{_quoted(model)}/follow?after={urllib.parse.quote(after)}")
+
     def history(self, count: int = 100) -> list[dict[str, Any]]:
         """The last changes, the oldest first: number, time_us, actor, verb, changed."""
         return self._list("history", f"/admin/history?count={count}")

@@ -22,6 +22,7 @@ from clipper.manage.building import Stage
 from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
 from clipper.manage.moving import read as read_state
+from clipper.manage.overview import followed, processes
 from clipper.manage.rolling import Rolling, tell
 from clipper.manage.rollout import ERROR_RATE, GUARD, HOLD_S, checked_guard, checked_rate, seconds_of, stages_of
 from clipper.serving.scaling import replica_bounds
@@ -134,6 +135,14 @@ class Operations:
             "wanted": row.get("wanted", 0),
             "has": row.get("has", 0),
         }
+
+    def ps(self) -> list[dict[str, Any]]:
+        """Each version in service as it runs: state, replicas, memory, queue, batch and why, the last error and what to do."""
+        return processes(self._server)
+
+    def follow(self, model: str, after: str = "") -> dict[str, Any]:
+        """What the containers of a model wrote since `after`, which is what this said the time before."""
+        return followed(self._server, model, after)
 
     def applications(self) -> list[dict[str, Any]]:
         """The record of each application."""

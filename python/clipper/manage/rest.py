@@ -24,11 +24,13 @@ from clipper.types import Application
 # method, pattern, verb, names of what the pattern's {} are
 VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("GET", "/admin/about", "about", ()),
+    ("GET", "/admin/ps", "ps", ()),
     ("GET", "/admin/stats", "stats", ()),
     ("GET", "/admin/history", "history", ()),
     ("GET", "/admin/models", "models", ()),
     ("GET", "/admin/models/{}", "models", ("name",)),
     ("GET", "/admin/models/{}/logs", "logs", ("model",)),
+    ("GET", "/admin/models/{}/follow", "follow", ("model",)),
     ("GET", "/admin/models/{}/stats", "model_stats", ("model",)),
     ("GET", "/admin/models/{}/stages", "stages", ("name",)),
     ("POST", "/admin/models/{}/deploy", "deploy", ("name",)),
@@ -53,7 +55,7 @@ VERBS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("POST", "/admin/applications/{}/rollout/promote", "promote_rollout", ("application",)),
 )
 lists = {"models": "models", "applications": "applications", "history": "history", "logs": "lines", "stages": "stages"}
-lists["rollouts"] = "rollouts"
+lists |= {"rollouts": "rollouts", "ps": "models"}
 settings_types = {key: type_ for key, type_ in get_type_hints(Application).items() if key not in ("name", "models")}
 settings_types["input"] = str
 _OBJECT: "msgspec.json.Decoder[dict[str, Any]]" = msgspec.json.Decoder(dict[str, Any])

@@ -1,0 +1,125 @@
+"""Verbs that show what runs: ps, and logs, which can be followed."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from clipper.cli.asking import Asking, table, talks
+from clipper.errors import ClipperError, NoServer, UnknownModel
+
+EXIT_INTERRUPTED = 130
+_LOOK_S = 0.3
+_COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
+_STATE_COLOURS = {"ready": "green", "failed": "red", "failing": "red"}
+
+
+@click.command(short_help="What runs: state, replicas, memory, queue, batch, last error.")
+@talks
+def ps(ask: Asking) -> None:
+    """Each version in service, how it does, and the command that helps where it does not.
+
+    BATCH is the largest batch that a replica takes now, and why: how the size is found, the SLO it has to keep, and how
+    long its rows take. RSS is the memory of its processes on the server's host.
+
+    \b
+    clipper ps
+    clipper ps -o json
+    """
+    rows = ask.server.ps()
+    ask.show(rows, lambda: table([PS_HEAD, *map(ps_line, rows)], "no models. To add one: clipper deploy NAME module:function"))
+
+
+PS_HEAD = ("NAME", "VER", "ROLE", "STATE", "REPL", "RSS", "QUEUE", "BATCH (why)", "LAST ERROR")
+
+
+def ps_line(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of `ps` as a person reads it."""
+    named = {role for role in row["roles"].values() if role != "primary"}
+    role = ",".join(sorted(named)) if named else "latest" if row["latest"] else "-"
+    batch = f"{row['batch']} ({row['why']})" if row["batch"] else "-"
+    error = row["error"] + (f"  -> {row['next']}" if row["next"] and row["error"] else "")
+    memory = f"{row['rss_bytes'] / 1e6:.0f} MB" if row["rss_bytes"] else "-"
+    replicas = f"{row['ready']}/{row['wanted']}"
+    return (row["name"], str(row["version"]), role, row["state"], replicas, memory, str(row["queued"]), batch, error or "-")
+
+
+@click.command(short_help="What the containers of a model write.")
+@click.argument("model")
+@click.option("--replica", type=click.IntRange(min=0), help="Of this container alone.  [of all with -f, else of the first]")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what they write from now, until Ctrl-C.")
+@talks
+def logs(ask: Asking, model: str, replica: int | None, follow: bool) -> None:
+    """The last lines that a container of MODEL wrote; with -f, what all of them write.
+
+    Followed lines begin with their container. A container's restart does not end it, nor the server's: it waits. The server
+    keeps the last 200 lines of each; when more come in between, it says how many are lost. With -o json, an object a line.
+
+    \b
+    clipper logs svm:2 --replica 1
+    clipper logs svm -f
+    """
+    if follow:
+        with _until_interrupted():
+            _follow(ask, model, replica)
+        return
+    lines = ask.server.logs(model, replica or 0)
+    ask.show(lines, lambda: "\n".join(lines) or f"{model}/{replica or 0} has written nothing")
+
+
+def _follow(ask: Asking, model: str, replica: int | None) -> None:
+    after, gone, seen = "", False, False
+    while True:
+        try:
+            found = ask.server.follow(model, after)
+            _tell(gone, ask, "the server is back")
+            gone, seen, after = False, True, found["after"] or after
+            for one in found["replicas"]:
+                if replica in (None, one["replica"]):
+                    _print(ask, f"{found['model']}/{one['replica']}", one)
+        except (NoServer, UnknownModel) as error:
+            if not seen:
+                raise
+            _tell(not gone, ask, f"{error.message} Waiting for it; Ctrl-C ends this.")
+            gone = True
+        except ClipperError:  # it is closing
+            if not seen:
+                raise
+        time.sleep(_LOOK_S)
+
+
+def _tell(wanted: bool, ask: Asking, text: str) -> None:
+    if wanted:
+        click.secho(f"-- {text}", dim=True, err=True)
+
+
+def _print(ask: Asking, container: str, one: dict[str, Any]) -> None:
+    if one["lost"]:
+        _tell(True, ask, f"{container}: {one['lost']} lines are lost: they came faster than they were read")
+    colour = _COLOURS[one["replica"] % len(_COLOURS)]
+    for line in one["lines"]:
+        if ask.as_json:
+            click.echo(json.dumps({"container": container, "line": line}))
+        else:
+            click.echo(f"{click.style(container, fg=colour)} | {line}")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # as of `| head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def state_colour(state: str) -> str:
+    return _STATE_COLOURS.get(state, "yellow")
+

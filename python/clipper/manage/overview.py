@@ -1,0 +1,156 @@
+"""What runs, as a person asks for it: `ps`, and what containers write, line by line."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from clipper.catalog import Catalog
+from clipper.deploy.deployer import LogTail
+from clipper.errors import InvalidInput, UnknownModel
+from clipper.types import Application, Model, VersionedModel
+
+FIRST_LINES = 20  # of each container, when somebody begins to follow
+_ERROR_LINE = re.compile(r"\w[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
+_ERROR_MAX = 200
+
+
+class Server(Protocol):
+    """What a server must be able to do to be looked at: see ClipperServer."""
+
+    catalog: Catalog
+
+    def logs(self, name: str | VersionedModel, replica: int = 0) -> Sequence[str]: ...
+    def stats(self) -> dict[str, Any]: ...
+
+
+def processes(server: Server) -> list[dict[str, Any]]:
+    """A row a version in service: name, version, latest, roles (by application), state, ready and wanted replicas, rss_bytes,
+    queued, batch (the largest that a replica takes now), why, error and next (the command that helps), both perhaps empty."""
+    view, stats = server.catalog.view, server.stats()["models"]
+    return [_row(server, model, stats.get(str(model.id), {}), view.linking(model)) for model in server.catalog.models()]
+
+
+def _row(server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> dict[str, Any]:
+    replicas: list[dict[str, Any]] = row.get("replicas", [])
+    is_latest = server.catalog.view.model(model.name).id == model.id
+    state = _state(replicas, row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
+    error, command = _trouble(server, model, row, apps, state)
+    return {
+        "name": model.name, "version": model.version, "latest": is_latest, "roles": {app.name: _role(app, model) for app in apps},
+        "state": state, "ready": row.get("has", 0), "wanted": row.get("wanted", 0), "rss_bytes": sum(map(_rss, replicas)),
+        "queued": row.get("queued", 0), "batch": max((one.get("limit", 0) for one in replicas), default=0),
+        "why": _why(model, row, apps), "error": error, "next": command,
+    }  # fmt: skip
+
+
+def _role(app: Application, model: Model) -> str:
+    return next((app.roles[key] for key in (str(model.id), model.name) if key in app.roles), "primary")
+
+
+def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: str) -> str:
+    states = {"suspect" if one.get("suspect") else str(one["state"]) for one in replicas}
+    for state, said in (("failed", "failed"), ("backoff", "failing"), ("suspect", "not responding")):
+        if state in states:
+            return said
+    if stage == "failed":
+        return "failed"
+    if has >= wanted:
+        return "ready" if has else "stopped"
+    return "loading" if not has else "partly ready"
+
+
+def _rss(replica: Mapping[str, Any]) -> int:
+    """Of a process that was started here; elsewhere its number means another."""
+    if "restart_count" not in replica or not replica.get("pid"):
+        return 0
+    try:
+        return int(Path(f"/proc/{replica['pid']}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _why(model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> str:
+    parts: list[str] = [model.batching.mode]
+    if apps:
+        parts.append(f"SLO {min(app.slo_ms for app in apps):g} ms")
+    latency = row.get("latency_us")
+    if latency is not None and latency.count:
+        parts.append(f"p99 {latency.quantile(0.99) / 1000:.3g}")
+    return ", ".join(parts)
+
+
+def _trouble(
+    server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application], state: str
+) -> tuple[str, str]:  # fmt: skip
+    """What is wrong, and the command that helps."""
+    replicas = row.get("replicas", [])
+    broken = [one for one in replicas if one["state"] in ("failed", "backoff") or one.get("restart_count")]
+    if broken:
+        worst = max(broken, key=lambda one: (one["state"] == "failed", one["state"] == "backoff", one.get("restart_count", 0)))
+        said = _said_last(server, model, int(worst["number"]))
+        exits = worst.get("detail") or f"restarted {worst.get('restart_count', 0)} times"
+        return f"{said} ({exits})" if said else str(exits), f"clipper logs {model.id}"
+    if state == "failed":
+        return _said_last(server, model, 0) or "it did not come up", f"clipper logs {model.id}"
+    failed = sum(row.get("ended", {}).get(kind, 0) for kind in ("MODEL_ERROR", "BAD_OUTPUT"))
+    if failed:
+        numbers = [int(one["number"]) for one in replicas if "restart_count" in one]
+        said = next((text for number in numbers if (text := _said_last(server, model, number, errors_only=True))), "")
+        return f"{failed} queries failed{': ' + said if said else ''}", f"clipper logs {model.id}"
+    one_us = one_row_us(replicas)
+    tight = [app for app in apps if one_us > app.slo_ms * 1000]
+    if tight:
+        app = min(tight, key=lambda app: app.slo_ms)
+        return f"one row takes {one_us / 1000:.3g} ms, the SLO of {app.name} is {app.slo_ms:g} ms", f"clipper profile {model.id}"
+    if not replicas and not model.target:
+        return "", "clipper-container serve"
+    return "", ""
+
+
+def one_row_us(replicas: Sequence[Mapping[str, Any]]) -> float:
+    """What the smallest batch that was seen takes, of the fastest replica; 0 when none was seen."""
+    return min((float(one["profile"][0][1]) for one in replicas if one.get("profile")), default=0.0)
+
+
+def _said_last(server: Server, model: Model, number: int, errors_only: bool = False) -> str:
+    """The last line that looks like an error, else the last one."""
+    try:
+        lines = [line.strip() for line in server.logs(model.id, number) if line.strip()]
+    except UnknownModel:
+        return ""
+    found = next((found[0] for line in reversed(lines) if (found := _ERROR_LINE.search(line))), "")
+    return (found or ("" if errors_only or not lines else lines[-1]))[:_ERROR_MAX]
+
+
+# -- following
+
+
+def followed(server: Server, model: str, after: str) -> dict[str, Any]:
+    """What the containers of a model wrote after `after`, which is what this said the time before, or empty: `replicas` (number,
+    lines, how many were lost in between), and `after` for the next time. A container's restart goes on counting."""
+    id_ = server.catalog.view.model(model).id
+    known = _read_after(after)
+    row = server.stats()["models"].get(str(id_), {})
+    rows, marks = [], []
+    for number in sorted({int(one["number"]) for one in row.get("replicas", []) if "restart_count" in one}):
+        try:
+            lines = server.logs(id_, number)
+        except UnknownModel:
+            continue
+        total = lines.total if isinstance(lines, LogTail) else len(lines)
+        seen = known.get(f"{id_.version}.{number}", max(total - FIRST_LINES, 0))
+        seen = seen if seen <= total else 0  # another server counts from nought
+        fresh = list(lines[len(lines) - min(total - seen, len(lines)) :])
+        rows.append({"replica": number, "lines": fresh, "lost": total - seen - len(fresh)})
+        marks.append(f"{id_.version}.{number}:{total}")
+    return {"model": str(id_), "replicas": rows, "after": ",".join(marks)}
+
+
+def _read_after(after: str) -> dict[str, int]:
+    try:
+        pairs = [mark.split(":") for mark in after.split(",") if mark]
+        return {key: int(total) for key, total in pairs}
+    except ValueError:
+        raise InvalidInput(f"after={after[:60]!r} is none that was handed out.", hint="Begin without it.") from None
