@@ -52,7 +52,7 @@ def talks(verb: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print."),
         click.option("--ca", metavar="FILE", help="PEM file of who signed its certificate, for https.  [CLIPPER_CA]"),
-        click.option("--token", metavar="TOKEN", help="http.token of the server.  [CLIPPER_ADMIN_TOKEN]"),
+        click.option("--token", metavar="TOKEN", help="http.token of the server, or one's own.  [CLIPPER_ADMIN_TOKEN]"),
         click.option("--url", metavar="URL", help="Where it is managed.  [CLIPPER_URL; else the one that runs here]"),
     ):
         asked = option(asked)

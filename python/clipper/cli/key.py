@@ -16,7 +16,8 @@ def key(name: str, path: Path) -> None:
     """Make a key for NAME, print it, and add its hash to a file.
 
     The file is the server's http.api_keys_file: with it, queries over HTTP and gRPC need `Authorization: Bearer KEY`. A server
-    that runs sees the new line within seconds; to take a key away, delete its line. The key is shown this once.
+    that runs sees the new line within seconds; to take a key away, delete its line. The key is shown this once. A file of the
+    same kind is http.tokens_file: its keys manage, and the history has their names.
 
     \b
     clipper key ann --file api-keys

@@ -33,6 +33,7 @@ class Access:
     def __init__(self) -> None:
         self.certificates: dict[str, tuple[Certificate, TlsCounts]] = {}
         self.keys: ApiKeys | None = None
+        self.tokens: ApiKeys | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -47,8 +48,13 @@ class Access:
         if path:
             self.keys = ApiKeys(path, token)
 
+    def add_tokens(self, path: str, token: str) -> None:
+        """Of who may manage. ConfigError, alike."""
+        if path:
+            self.tokens = ApiKeys(path, token, "http.tokens_file")
+
     def start(self) -> None:
-        if self.certificates or self.keys is not None:
+        if self.certificates or self.keys is not None or self.tokens is not None:
             self._thread = threading.Thread(target=self._run, name="clipper-files", daemon=True)
             self._thread.start()
 
@@ -59,7 +65,7 @@ class Access:
     def look(self) -> None:
         """Take what has changed."""
         files: list[_File] = [certificate for certificate, _ in self.certificates.values()]
-        for file in (*files, *([self.keys] if self.keys is not None else [])):
+        for file in (*files, *(one for one in (self.keys, self.tokens) if one is not None)):
             try:
                 file.refresh()
             except Exception:

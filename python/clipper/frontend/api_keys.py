@@ -1,4 +1,5 @@
-"""Who may ask, where `http.api_keys_file` says so: whoever shows one of its keys, or the token of management.
+"""Who may ask, where `http.api_keys_file` says so: whoever shows one of its keys, or the token of management. Who may manage,
+and under which name, where `http.tokens_file` says so.
 
 A line of the file is `NAME sha256:HEX`, of the key as it is sent; the key itself is kept by nobody but its holder. A key is 32
 random bytes, so its plain hash gives nothing away, and finding the line by the hash tells a stranger who measures only what they
@@ -23,10 +24,11 @@ _SCHEME = b"bearer "
 class ApiKeys:
     """Threads: any. ConfigError for a file that cannot be read or has a line that is none."""
 
-    def __init__(self, path: str, token: str = "") -> None:
+    def __init__(self, path: str, token: str = "", setting: str = "http.api_keys_file") -> None:
+        self._setting = setting
         self._path, self._token = path, f"Bearer {token}".encode() if token else b""
         self._seen = self._stamp()
-        self._names = _read(path)
+        self._names = _read(path, setting)
 
     def refresh(self) -> bool:
         """Whether the file has changed and is in order; else what was known stays. It reads: not on an event loop."""
@@ -35,11 +37,11 @@ class ApiKeys:
             return False
         self._seen = stamp
         try:
-            self._names = _read(self._path)
+            self._names = _read(self._path, self._setting)
         except ConfigError as error:
             _log.warning("the keys that were read before stay: %s", error)
             return False
-        _log.info("http.api_keys_file: %d keys from now on", len(self._names))
+        _log.info("%s: %d keys from now on", self._setting, len(self._names))
         return True
 
     def _stamp(self) -> tuple[int, ...]:
@@ -62,12 +64,12 @@ class ApiKeys:
         raise NotAllowed(f"{wrong}.", hint="Send Authorization: Bearer KEY; `clipper key NAME` makes one.")
 
 
-def _read(path: str) -> dict[bytes, tuple[bytes, str]]:
+def _read(path: str, setting: str) -> dict[bytes, tuple[bytes, str]]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "") or "it is not UTF-8 text"
-        raise ConfigError(f"http.api_keys_file = {path!r} cannot be read: {why}.") from None
+        raise ConfigError(f"{setting} = {path!r} cannot be read: {why}.") from None
     found = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -88,7 +88,7 @@ class Description:
     def json(self) -> dict[str, Any]:
         config = self._node.config
         title = "clipper management" if self._management else "clipper"
-        bearer = bool(config.http.token if self._management else config.http.api_keys_file)
+        bearer = bool(config.http.token or config.http.tokens_file if self._management else config.http.api_keys_file)
         found = document(title, self._node.version, ABOUT, self._routes.about, self._routes, bearer)
         describe(found, () if self._management else self.applications(), self._limits)
         return found.json()

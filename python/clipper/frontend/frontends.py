@@ -77,6 +77,7 @@ class Frontends:
             where = {"address": "http.tls", "admin": "http.admin_tls", "grpc": "grpc.tls"}[key]
             self._access.add_tls(key, files, where, self._tls_counts[key])
         self._access.add_keys(settings.api_keys_file, settings.token)
+        self._access.add_tokens(settings.tokens_file if settings.admin else "", settings.token)
         self._access.start()
         if self._exporter is not None:
             self._exporter.start()
@@ -84,7 +85,7 @@ class Frontends:
         if settings.address:
             each.append(("address", settings.address, self._access.asking(_finding(self.routes))))
         if settings.admin:
-            each.append(("admin", settings.admin, _guarded(guard(settings), _finding(self.admin_routes))))
+            each.append(("admin", settings.admin, _guarded(guard(settings, self._access.tokens), _finding(self.admin_routes))))
         if self._node.config.grpc.address:
             self._start_grpc()
         if not each:

@@ -32,15 +32,15 @@ class Request:
     """One request, read in full, at `began_ns` of the monotonic clock. Threads: one at a time.
 
     headers: those of `KNOWN_HEADERS`, by lower-case name.  route: the pattern that was found for it.  params: what its `{...}`
-    stand for.
+    stand for.  actor: who manages, by a token of their own.
     """
 
-    __slots__ = ("_id", "began_ns", "body", "headers", "method", "params", "path", "query", "route", "trace")
+    __slots__ = ("_id", "actor", "began_ns", "body", "headers", "method", "params", "path", "query", "route", "trace")
 
     def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes | bytearray) -> None:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
         self.params: tuple[str, ...] = ()
-        self.route = ""
+        self.route = self.actor = ""
         self.trace: Any = None  # a Trace, if there is one
         self.began_ns = now_ns()
         self._id = b""

@@ -400,7 +400,7 @@ def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:
     slug = str(said.get("type", "")).rpartition(":")[2]
     message, hint = str(said.get("detail") or said.get("error") or f"status {status}"), str(said.get("hint", ""))
     if status in (401, 403):
-        return NotAllowed(f"{url}: {message}", hint=f"Give http.token of that server: --token, or {_TOKEN}.")
+        return NotAllowed(f"{url}: {message}", hint=f"Give a token of that server: --token, or {_TOKEN}.")
     if slug.startswith("http-"):
         return ClipperError(f"{url}: {message}", hint=hint)
     kind = next((kind for kind in _classes() if kind.__module__ == "clipper.errors" and kind.slug == slug), ClipperError)

@@ -2,7 +2,8 @@
 
 What a verb takes comes as members of a JSON object, or, of a GET, as parameters of the query; `?dry_run=true` rehearses any
 change.
-`Clipper-Actor` says who asks, for the history: it is believed, for whoever may manage may write what they like.
+`Clipper-Actor` says who asks, for the history: it is believed of whoever has the token that all share; a token of one's own
+says by itself whose it is.
 """
 
 import inspect
@@ -101,6 +102,8 @@ class Management:
         return call
 
     def _by(self, request: Request, dry_run: bool) -> Operations:
+        if request.actor:
+            return self._operations.by(request.actor, dry_run=dry_run)
         actor = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
         return self._operations.by(actor if actor.isprintable() and actor else "http", dry_run=dry_run)
 

@@ -13,6 +13,9 @@ class HttpSettings(msgspec.Struct, frozen=True):
     address: Annotated[str, about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")] = ""
     admin: Annotated[str, about("where management comes in, alike; empty for none")] = ""
     token: Annotated[str, about("what `Authorization: Bearer` must say for management; needed off loopback")] = ""
+    tokens_file: Annotated[
+        str, about("file of who may manage, made by `clipper key`: the history then has the name of each token's holder")
+    ] = ""
     tls_cert: Annotated[str, about("PEM file of the server's certificate and its chain; with it, HTTP and gRPC speak TLS")] = ""
     tls_key: Annotated[str, about("PEM file of its private key, without a password")] = ""
     tls_client_ca: Annotated[str, about("PEM file of who signs clients' certificates; with it, a client needs one")] = ""
@@ -128,5 +131,5 @@ def listener_troubles(http: HttpSettings, grpc_address: str) -> Iterator[tuple[t
     yield from tls_troubles("http", "tls", TlsFiles(http.tls_cert, http.tls_key, http.tls_client_ca), None)
     own = TlsFiles(http.admin_tls_cert, http.admin_tls_key, http.admin_tls_client_ca)
     yield from tls_troubles("http", "admin_tls", own, query_tls(http))
-    if http.admin and not http.token and not is_loopback(http.admin.rpartition(":")[0]):
-        yield ("http", "admin"), "other hosts could manage this server. Set http.token."
+    if http.admin and not (http.token or http.tokens_file) and not is_loopback(http.admin.rpartition(":")[0]):
+        yield ("http", "admin"), "other hosts could manage this server. Set http.token, or http.tokens_file."
