@@ -33,7 +33,7 @@ build: .venv/.core  ## compile the core in place
 demo: .venv/.installed  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed .venv/.servers .venv/.clients  ## all tests (ARGS="-k cache")
+test: .venv/.installed .venv/.servers .venv/.clients .venv/.browser  ## all tests (ARGS="-k cache")
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
@@ -118,6 +118,17 @@ endef
 dashboard/node_modules/.package-lock.json: dashboard/package.json dashboard/package-lock.json
 	@command -v npm >/dev/null || { echo "no npm: the dashboard cannot be built; what is shipped is as it was. apt-get install npm"; exit 1; }
 	@cd dashboard && npm ci --silent --no-audit --no-fund
+
+# -- the browser that tests of the dashboard look with, and what builds its page
+
+.venv/.browser: .venv/.made dashboard/package-lock.json
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { echo "installing chromium (about 30 s)"; \
+	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
+	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; } \
+	  || echo "no chromium, and it could not be installed: tests of the dashboard in a browser are skipped. apt-get install chromium"
+	@command -v npm >/dev/null && (cd dashboard && npm ci --silent --no-audit --no-fund >/dev/null 2>&1) \
+	  || echo "no npm, or no way to its packages: that the dashboard is what its source gives is checked by its hashes alone"
+	@touch $@
 
 # -- clients that others wrote, which tests talk through; without them those tests are skipped, and say so
 

@@ -88,7 +88,7 @@ export function Chart({ name, x, series, format, window = 300, height = 190, ste
         </li>
       </ul>
       {asTable ? (
-        <div class="scroll" style={{ height: `${height}px` }} tabIndex={0} role="region" aria-label={`${name}, table`}>
+        <div class="scroll" style={{ height: `${height}px` }} tabIndex={0} role="group" aria-label={`${name}, table`}>
           <table>
             <thead>
               <tr><th scope="col">{xName}</th>{series.map((one) => <th scope="col" class="n" key={one.label}>{one.label}</th>)}</tr>

@@ -6,8 +6,9 @@ import { redrawAll } from "./chart.jsx";
 import { ask, Feed, token } from "./feed.js";
 import { ago, bytes, micros, number, percent } from "./format.js";
 import { Configuration, Events, Slowest } from "./lists.jsx";
-import { Batching, Models, Roles, stateOf } from "./models.jsx";
+import { Batching, Models, stateOf } from "./models.jsx";
 import { Choice, Empty } from "./parts.jsx";
+import { Roles } from "./rollouts.jsx";
 import { ALL, Cache, Latency, lately, Selection, Throughput } from "./traffic.jsx";
 import { TryIt } from "./trying.jsx";
 import "uplot/dist/uPlot.min.css";
@@ -140,7 +141,7 @@ function App() {
   const [frozen, setFrozen] = useState(null);
   const [theme, setThemeTo] = useState(localStorage.getItem("clipper-theme") || "auto");
   const [toast, setToast] = useState(null);
-  if (feed.current === null) feed.current = new Feed(() => setTurn((turn) => turn + 1));
+  if (feed.current === null) feed.current = window.clipperFeed = new Feed(() => setTurn((turn) => turn + 1)); // by name, for the console
   useEffect(() => {
     feed.current.start();
     return () => feed.current.stop();

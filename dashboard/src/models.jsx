@@ -1,9 +1,9 @@
-// What runs: models and their containers, how they batch, and roles (challengers, shadows, canaries).
+// What runs: models and their containers, and how they batch.
 
 import { useState } from "preact/hooks";
 import { Chart, columns } from "./chart.jsx";
 import { ask } from "./feed.js";
-import { bytes, clock, half, micros, number, percent } from "./format.js";
+import { bytes, clock, micros, number, percent } from "./format.js";
 import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
 export const path = (name) => encodeURIComponent(name);
@@ -146,60 +146,4 @@ export function Batching({ rows, model, about, now, window }) {
       )}
     </Panel>
   );
-}
-
-export function Roles({ about, now, act }) {
-  const found = about.applications.flatMap((app) => Object.entries(app.roles).map(([model, role]) => ({ app, model, role })));
-  return (
-    <Panel id="roles" title="Rollouts and roles" wide>
-      {found.length === 0 ? (
-        <Empty command="clipper challenge APP MODEL:VERSION --share 0.05">No challenger, shadow or canary: all linked models answer.</Empty>
-      ) : (
-        <Scroll label="Rollouts and roles">
-          <table>
-            <caption>Difference: reward of the model less that of the application's answers, by feedback, with its 95 % interval</caption>
-            <thead>
-              <tr>
-                <th scope="col">application</th><th scope="col">model</th><th scope="col">role</th><th scope="col" class="n">answered</th><th scope="col" class="n">heard beside</th>
-                <th scope="col" class="n">agrees</th><th scope="col">difference</th><th scope="col" class="n">drift (PSI)</th><th scope="col"><span class="hidden">actions</span></th>
-              </tr>
-            </thead>
-            <tbody>{found.map((one) => <RoleRow key={`${one.app.name} ${one.model}`} {...one} about={about} now={now.apps[one.app.name]} act={act} />)}</tbody>
-          </table>
-        </Scroll>
-      )}
-    </Panel>
-  );
-}
-
-function RoleRow({ app, model, role, about, now, act }) {
-  const id = model.includes(":") ? model : about.models.find((one) => one.name === model && one.latest)?.id ?? model;
-  const mine = now?.models[id];
-  const latest = about.models.find((one) => one.id === id)?.latest;
-  const diff = difference(mine?.feedback, now?.feedback);
-  const psi = now?.canaries?.[id]?.drift?.psi;
-  return (
-    <tr>
-      <th scope="row">{app.name}</th>
-      <td>{id}</td>
-      <td>{role}</td>
-      <td class="n">{number(mine?.used ?? 0)}</td>
-      <td class="n">{mine?.observer ? number(mine.observer.heard) : "–"}</td>
-      <td class="n">{mine?.agreement?.n ? percent(mine.agreement.mean) : "–"}</td>
-      <td>{diff ? <Mark kind={diff.low > 0 ? "ok" : diff.high < 0 ? "bad" : "off"}>{diff.text}</Mark> : <span class="muted">no feedback yet</span>}</td>
-      <td class="n">{psi == null ? "–" : <Mark kind={psi > 0.25 ? "bad" : psi > 0.1 ? "warn" : "ok"}>{number(psi)}</Mark>}</td>
-      <td class="actions">
-        {!latest && mine && <Action label="promote" question={`Make ${id} the latest?`} run={() => act("POST", `/admin/models/${path(id)}/promote`, {})} />}{" "}
-        <Action label="revert" danger question={`Unlink ${model} from ${app.name}?`} run={() => act("POST", `/admin/applications/${path(app.name)}/unlink`, { model })} />
-      </td>
-    </tr>
-  );
-}
-
-export function difference(mine, all) {
-  if (!mine?.n || !all?.n) return null;
-  const mean = mine.mean - all.mean;
-  const width = Math.hypot(half(mine.mean, mine.n), half(all.mean, all.n));
-  const sign = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
-  return { low: mean - width, high: mean + width, text: `${sign(mean)} ± ${width.toFixed(3)}` };
 }

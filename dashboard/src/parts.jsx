@@ -55,5 +55,5 @@ export function Choice({ label, value, options, onChange }) {
 
 /** Cells that may be wider than a small screen scroll by themselves, by keyboard too. */
 export function Scroll({ label, children, tall }) {
-  return <div class={tall ? "scroll tall" : "scroll"} tabIndex={0} role="region" aria-label={label}>{children}</div>;
+  return <div class={tall ? "scroll tall" : "scroll"} tabIndex={0} role="group" aria-label={label}>{children}</div>;
 }

@@ -126,6 +126,9 @@ class Scripted:
         found, self.slow = self.slow, []
         return {"a": found}
 
+    def rollouts(self) -> list[dict[str, Any]]:
+        return []
+
 
 class Page:
     """The connection below a viewer."""

@@ -64,7 +64,7 @@ def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None,
     server.start()
     try:
         _on_first_signal(stopping)
-        click.echo(_greeting(server, path))
+        click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
         if follow:
             _follow(server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping)
         stopping.wait()
@@ -143,7 +143,16 @@ def _on_first_signal(stopping: threading.Event) -> None:
         signal.signal(number, stop)
 
 
-def _greeting(server: Any, file: Path | None) -> str:
+def _way_in(config: Any, made_up: bool) -> str:
+    """What a browser is asked for. A token that was made up is shown on a terminal alone, as that of containers."""
+    if not config.http.token:
+        return ""
+    if not made_up:
+        return ", which asks for http.token"
+    return f", which asks for {config.http.token}" if sys.stdout.isatty() else ", which asks for a token: set http.admin to choose"
+
+
+def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
     from clipper import __version__
     from clipper.settings.http import admin_tls, query_tls, scheme_of
 
@@ -166,6 +175,8 @@ def _greeting(server: Any, file: Path | None) -> str:
     if server.admin_address:
         url = f"{scheme_of(admin_tls(config.http))}://{server.admin_address}"
         lines.insert(3, f"management at {url}/admin, or: clipper models; clipper deploy --help")
+        if config.http.dashboard:
+            lines.insert(3, f"dashboard at {url}/{_way_in(config, made_up)}")
     if not config.server.token:
         lines.append("  (the token is another one at each start; to keep one, set server.token or server.token_file)")
     return "\n".join(lines)

@@ -51,6 +51,9 @@ class ServerSources:
     def slowest(self) -> dict[str, list[dict[str, Any]]]:
         return self.slow()
 
+    def rollouts(self) -> list[dict[str, Any]]:
+        return self.operations.rollouts()
+
     def about(self) -> dict[str, Any]:
         view = self.node.catalog.view
         self.started_us = self.started_us or wall_time_us()

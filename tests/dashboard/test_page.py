@@ -1,0 +1,333 @@
+"""The page in a real Chromium: what a person sees, by mouse and by keyboard, on a small screen, in the dark, and when things fail."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from tests.dashboard.browser import PATIENCE_S, Chromium, Page, found
+from tests.frontend.conftest import QUICK, warm_workers
+
+pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
+AXE = Path(__file__).parents[2] / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+SCRIPT = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+def total(rows: Any) -> Any:
+    return np.asarray(rows).sum(axis=1)
+
+
+def failing(rows: Any) -> Any:
+    raise ValueError(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with Chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Chromium) -> Iterator[Page]:
+    opened = browser.page()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(admin="127.0.0.1:0", **QUICK) as started:
+        started._learning.states.start_writing()
+        started.deploy("sum", total, input="f64[3]")
+        started.deploy("bad", failing, input="f64[3]")
+        started.app("total", models=["sum"], slo_ms=5000, policy="stacking")
+        started.app("broken", models=["bad"], slo_ms=5000, default=SCRIPT)
+        warm_workers(started)
+        yield started
+
+
+@pytest.fixture
+def load(server: clipper.ClipperServer) -> Iterator[None]:
+    """A few queries, again and again, while the test looks."""
+    ending = threading.Event()
+
+    def ask() -> None:
+        row = 0
+        while not ending.wait(0.02):
+            row += 1
+            server.app("total").predict([row, 2, 3]).result(PATIENCE_S)
+            server.app("broken").predict([row, 2, 3]).result(PATIENCE_S)
+
+    asking = threading.Thread(target=ask, name="load")
+    asking.start()
+    yield
+    ending.set()
+    asking.join()
+
+
+def opened(page: Page, server: clipper.ClipperServer, path: str = "/") -> Page:
+    page.open(f"http://{server.admin_address}{path}")
+    page.until("document.querySelector('.tiles')")
+    return page
+
+
+def active(page: Page) -> str:
+    """What has the focus, in words."""
+    return str(page.run("(e => e.getAttribute('aria-label') || e.innerText || e.type || e.tagName)(document.activeElement)"))
+
+
+def fill(page: Page, selector: str, value: str) -> None:
+    """Of a field, or a choice; until the page has taken it in."""
+    field = f"document.querySelector({json.dumps(selector)})"
+    page.until(field)
+    page.run(
+        f"(e => {{ e.value = {json.dumps(value)}; for (const kind of ['input', 'change'])"
+        f" e.dispatchEvent(new Event(kind, {{bubbles: true}})) }})({field})"
+    )
+    page.until(f"{field}.value === {json.dumps(value)}")
+
+
+def press(page: Page, within: str, text: str) -> None:
+    """The button of that text."""
+    button = f"[...document.querySelectorAll('{within} button')].find(b => b.innerText === '{text}')"
+    page.until(button)
+    page.run(f"{button}.click()")
+
+
+def tab_to(page: Page, script: str, most: int = 80) -> None:
+    """Press Tab until `script` holds of the element with the focus, `e`."""
+    for _ in range(most):
+        page.press("Tab")
+        if page.run(f"(e => !!({script}))(document.activeElement)"):
+            return
+    raise AssertionError(f"no Tab leads to {script}; the last was {active(page)!r}")
+
+
+# -- what there is
+
+
+def test_it_loads_without_a_complaint_and_without_a_request_to_others(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    page.until("document.querySelectorAll('.panel').length >= 9")
+    assert page.troubles == []
+    assert {url.split("/")[2] for url in page.urls if not url.startswith("data:")} == {server.admin_address}
+    assert page.run("document.title") == "clipper"
+
+
+@pytest.mark.usefixtures("load")
+def test_figures_move_under_load(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    tile = "document.querySelector('.tiles b').innerText"
+    page.until(f"parseFloat({tile}) > 0")
+    before = page.run(tile)
+    page.until(f"{tile} !== {json.dumps(before)}")
+    page.until("document.querySelectorAll('.u-wrap canvas').length >= 4")
+    page.until_text("model_error")  # the reasons, and the model's last error
+    page.until_text("clipper logs bad:1")
+    assert page.run("[...document.querySelectorAll('.slowest > li')].length") > 0
+    assert page.troubles == []
+
+
+@pytest.mark.usefixtures("load")
+def test_a_page_that_is_opened_late_shows_the_past_and_a_table_says_the_same(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    page.until_text("of the last")
+    page.click("#throughput button[aria-label$='as a table']")
+    page.until("document.querySelectorAll('#throughput tbody tr').length >= 2")
+    rows = page.run("[...document.querySelectorAll('#throughput tbody tr')].map(r => r.innerText.split('\\t').length)")
+    assert set(rows) == {5}  # time and four outcomes
+
+
+@pytest.mark.usefixtures("load")
+def test_pausing_holds_what_is_shown_and_the_rest_goes_on(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    press(page, "", "pause")
+    page.until_text("paused")
+    held = "document.querySelector('#events').innerText + document.querySelector('.tiles').innerText"
+    before = page.run(held)
+    seen = len(page.run("performance.getEntriesByType('resource')"))
+    threading.Event().wait(2.2)  # two readings
+    assert page.run(held) == before
+    assert len(page.run("performance.getEntriesByType('resource')")) == seen
+    press(page, "", "resume")
+    page.until_text("live")
+
+
+def test_a_query_by_hand_is_answered_and_taught(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    page.until("document.querySelectorAll('#try select option').length === 2")
+    fill(page, "#try select", "total")
+    page.until("document.querySelectorAll('#try .fields input').length === 3")
+    for i, value in enumerate((1.5, 2, 3)):
+        fill(page, f"#try .fields label:nth-child({i + 1}) input", str(value))
+    page.click("#try button[type=submit]")
+    page.until("document.querySelector('#try .output')?.innerText.trim() === '6.5'")
+    page.until_text("sum:1")
+    assert page.run("document.querySelector('#try .answer').getAttribute('aria-live')") == "polite"
+    page.run("document.querySelector('#try .answer input').focus()")
+    page.write("6.5")
+    page.press("Enter")
+    page.until_text("Learned from.")
+    assert server.stats()["applications"]["total"]["answers"]["feedback"]["n"] >= 1
+
+
+def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) -> None:
+    server.app("broken").predict([9, 9, 9], salt=7).result(PATIENCE_S)
+    opened(page, server)
+    fill(page, "#try select", "broken")
+    page.until("document.querySelector('#try select').value === 'broken'")
+    page.click("#try button[type=submit]")
+    page.until(f"document.querySelector('#try .output')?.innerText.includes({json.dumps(SCRIPT)})")  # the default
+    page.until_text("ValueError: " + SCRIPT[:40])  # the reason, here and among the slowest
+    press(page, "#models", "logs")
+    page.until("document.querySelector('.logs')")
+    assert page.run("document.title") == "clipper"
+    assert page.run("document.querySelectorAll('#app script, #app img').length") == 0
+    assert page.troubles == []
+
+
+def test_a_model_is_promoted_after_a_second_question_and_the_history_says_by_whom(page: Page) -> None:
+    with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.deploy("sum", total, input="f64[3]", promote=False)
+        opened(page, server)
+        press(page, "#models", "promote")
+        page.until_text("Make sum:2 the latest?")
+        assert server.catalog.latest("sum").version == 1
+        press(page, "#models", "Yes")
+        page.until_text("sum:2 is sum now")
+        page.until_text("by dashboard")
+        assert server.catalog.latest("sum").version == 2
+
+
+# -- by keyboard, on a small screen, in the dark, for a reader of screens
+
+
+def test_everything_is_reached_by_keyboard(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    page.press("Tab")
+    assert active(page) == "Skip to the panels"
+    assert page.run("getComputedStyle(document.activeElement).top") == "8px"  # and it shows
+    page.press("Enter")
+    page.until("location.hash === '#main'")
+    tab_to(page, "e.closest('#try') && e.type === 'number'")
+    assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab_to(page, "e.closest('#try') && e.type === 'submit'")
+    page.press("Enter")
+    page.until("document.querySelector('#try .output')")
+    tab_to(page, "e.closest('#configuration') && e.innerText === 'show'")
+    page.press(" ")
+    page.until("[...document.querySelectorAll('#configuration code')].some(e => e.innerText === 'http.admin')")
+
+
+@pytest.mark.parametrize("width", [375, 800, 1280])
+def test_no_screen_scrolls_sideways(page: Page, server: clipper.ClipperServer, width: int) -> None:
+    page.size(width, 700)
+    opened(page, server)
+    page.until("document.querySelectorAll('.u-wrap').length >= 3")
+    press(page, "#models", "logs")
+    page.until("document.querySelector('.logs')")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.documentElement.clientWidth") == width
+
+
+def test_dark_follows_the_system_and_the_button(page: Page, server: clipper.ClipperServer) -> None:
+    def brightness() -> int:
+        return sum(page.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"))
+
+    page.prefer("light")
+    opened(page, server)
+    assert brightness() > 600
+    page.prefer("dark")
+    page.until("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 60")
+    for name, dark in (("light", False), ("dark", True), ("auto", True)):
+        page.click("button[aria-label^='colours']")
+        page.until(f"document.documentElement.dataset.theme === '{name}'")
+        assert (brightness() < 200) == dark
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.usefixtures("load")
+def test_axe_finds_nothing(page: Page, server: clipper.ClipperServer, scheme: str) -> None:
+    if not AXE.exists():
+        pytest.skip("npm has installed no axe-core here: cd dashboard && npm ci")
+    page.prefer(scheme)
+    opened(page, server)
+    page.until("document.querySelectorAll('.slowest > li').length > 0")
+    page.run("document.querySelector('#configuration button').click()")
+    page.run(AXE.read_text() + "; true")
+    shown = "[v.id, v.help, v.nodes.slice(0, 3).map(n => n.html.slice(0, 160))]"
+    assert page.run(f"axe.run().then(r => r.violations.map(v => {shown}))") == []
+
+
+def test_the_page_does_not_jump_while_figures_come(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    page.run(
+        "window.shifts = 0; new PerformanceObserver(l => l.getEntries().forEach(e => { shifts += e.value }))"
+        ".observe({type: 'layout-shift'}); true"
+    )
+    page.until("performance.now() > 4000")
+    assert page.run("shifts") < 0.02
+
+
+# -- when things go wrong
+
+
+def test_a_token_is_asked_for_kept_in_the_tab_and_never_in_a_url(page: Page) -> None:
+    with clipper.start(http={"admin": "127.0.0.1:0", "token": "open sesame"}, **QUICK) as server:
+        page.open(f"http://{server.admin_address}/dashboard")
+        page.until("document.querySelector('#token')")
+        page.write("wrong")
+        page.press("Enter")
+        page.until_text("does not know this token")
+        assert page.run("sessionStorage.getItem('clipper-token')") is None
+        page.until("document.activeElement.id === 'token'")
+        page.run("document.querySelector('#token').select()")
+        page.write("open sesame")
+        page.press("Enter")
+        page.until("document.querySelector('.tiles')")
+        page.open(f"http://{server.admin_address}/dashboard")  # the tab remembers
+        page.until("document.querySelector('.tiles')")
+        press(page, "", "log out")
+        page.until("document.querySelector('#token')")
+        assert not [url for url in page.urls if "sesame" in url]
+        assert page.run("localStorage.length") <= 1  # the colours
+
+
+def test_a_server_that_comes_back_is_found_again(page: Page) -> None:
+    with clipper.start(admin="127.0.0.1:0", **QUICK) as first:
+        address = first.admin_address
+        opened(page, first)
+        page.until_text("live")
+    page.until_text("Disconnected")
+    page.until_text("trying again")
+    with clipper.start(admin=address, **QUICK) as second:
+        second.deploy("late", total, input="f64[3]")
+        page.until_text("late:1")
+        page.until("!document.body.innerText.includes('Disconnected')")
+
+
+def test_an_empty_server_says_what_comes_next(page: Page) -> None:
+    with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
+        opened(page, server)
+        page.until_text("clipper deploy NAME")
+        page.until_text("clipper app set NAME")
+        assert page.troubles == []
+
+
+def test_an_hour_takes_no_more_memory_than_a_minute(page: Page, server: clipper.ClipperServer) -> None:
+    """What the page keeps is bounded: rows of many hours go through its own code."""
+    opened(page, server)
+    held = page.run(
+        "import('/dashboard/app.js').then(() => window.clipperFeed).then(f => {"
+        " const last = f.fine.at(-1); let t = last.t;"
+        " for (let i = 0; i < 20000; i++) { t += 1; f.take('row', JSON.stringify({...last, t}), '');"
+        "  if (i % 10 === 0) f.take('coarse', JSON.stringify([{...last, t, dt: 10}]), ''); }"
+        " return [f.fine.length, f.coarse.length] })"
+    )
+    assert held == [310, 365]
