@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what a person sees, by mouse and by keyboard, on a small screen, in the dark, and when things fail."""
+"""The page in a real Chromium: what a person sees, by mouse and keyboard, on a small screen, in the dark, when things fail."""
 
 import json
 import threading

@@ -239,7 +239,9 @@ def test_up_takes_queries_over_http(here: Path) -> None:
             seen = read_until(process, "doubler:1/0 is connected")
             if "containers dial in" not in seen:
                 seen += read_until(process, "--name NAME")
-            query, admin = re.findall(r"http://(127\.0\.0\.1:\d+)", seen)[::-1]
+            found = dict(re.findall(r"^(queries|management|dashboard)\b.*? at http://(127\.0\.0\.1:\d+)", seen, re.M))
+            query, admin = found["queries"], found["management"]
+            assert found["dashboard"] == admin
             lines = [http.client.HTTPConnection(address, timeout=PATIENCE_S) for address in (query, admin)]
             lines[0].request("POST", "/api/double/predict", '{"input": [1, 2, 3]}')
             assert json.loads(lines[0].getresponse().read())["output"] == 12

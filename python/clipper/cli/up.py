@@ -145,11 +145,13 @@ def _on_first_signal(stopping: threading.Event) -> None:
 
 def _way_in(config: Any, made_up: bool) -> str:
     """What a browser is asked for. A token that was made up is shown on a terminal alone, as that of containers."""
+    if config.http.tokens_file:
+        return ", which asks for a token of http.tokens_file"
     if not config.http.token:
         return ""
     if not made_up:
         return ", which asks for http.token"
-    return f", which asks for {config.http.token}" if sys.stdout.isatty() else ", which asks for a token: set http.admin to choose"
+    return f", which asks for {config.http.token}" if sys.stdout.isatty() else ", with --admin HOST:PORT without a token"
 
 
 def _greeting(server: Any, file: Path | None, made_up: bool = False) -> str:
