@@ -41,7 +41,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting",),
-    ("types", "errors", "clock", "json_log"),
+    ("types", "errors", "clock", "keys", "json_log"),
     ("settings",),
     ("config", "selection", "store", "metrics", "state_dir", "tls"),
     ("catalog_view", "config_schema"),

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -261,3 +262,81 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < give_up
         threading.Event().wait(0.02)
+
+
+# -- top
+
+
+class Terminal:
+    """A command on a terminal of its own; what it drew, until now, is in `seen`."""
+
+    def __init__(self, *words: str) -> None:
+        self.fd, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clipper", *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def until(self, text: str) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while text not in self.seen:
+            assert select.select([self.fd], [], [], max(0.0, give_up - time.monotonic()))[0], self.seen
+            self.seen += os.read(self.fd, 65536).decode(errors="replace")
+
+    def press(self, keys: str) -> None:
+        self.seen = ""
+        os.write(self.fd, keys.encode())
+
+    def end(self) -> int:
+        with contextlib.suppress(OSError):  # EIO: it closed the other end
+            while os.read(self.fd, 65536):
+                pass
+        os.close(self.fd)
+        return self.process.wait(PATIENCE_S)
+
+
+def test_top_prints_a_frame_where_there_is_no_terminal(here: Path) -> None:
+    with up():
+        text = shell("top", "--svg", "frame.svg")
+        assert "total" in text
+        assert "sums:1" in text
+        assert "2/2" in text
+        picture = (here / "frame.svg").read_text()
+        assert picture.startswith("<svg")
+        assert "cdn" not in picture
+        frame = said("top", "--once")
+        assert [app["name"] for app in frame["applications"]] == ["total"]
+        assert [model["state"] for model in frame["models"]] == ["ready"]
+        assert "no folder for --svg" in shell("top", "--svg", "nowhere/f.svg", code=2)
+    assert "no server of yours runs here" in shell("top", code=2)
+
+
+def test_top_on_a_terminal_over_a_restart_of_the_server(here: Path) -> None:
+    with up() as server:
+        top = Terminal("top")
+        try:
+            top.until("sums:1")
+            top.press("s")
+            top.until("sorted by rate")
+            top.press("p")
+            top.until("paused")
+            top.press("p")
+            server.process.kill()
+            server.process.wait()
+            top.until("the server is gone for")
+            with up():
+                top.until("restarted 1 x while watched")
+                top.press("q")
+                assert top.end() == 0
+        except BaseException:
+            top.process.kill()
+            top.end()
+            raise
+
+
+def test_top_of_a_server_without_readings(here: Path) -> None:
+    (here / "clipper.toml").write_text(FILE.replace("[grpc]", "dashboard = false\n[grpc]"))
+    with up():
+        assert "has no readings to watch" in shell("top", code=2)

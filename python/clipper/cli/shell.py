@@ -15,6 +15,7 @@ from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.querying import feedback, predict
 from clipper.cli.rollouts import rollout
 from clipper.cli.shipping import dockerfile
+from clipper.cli.top import top
 from clipper.cli.up import up
 from clipper.cli.verbs import Verbs
 from clipper.cli.watching import logs, ps
@@ -122,7 +123,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 for _verb in (
     up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
-    ps, logs, history, stats, predict, feedback, key, bench, rollout,
+    ps, top, logs, history, stats, predict, feedback, key, bench, rollout,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile,):

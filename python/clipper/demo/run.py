@@ -20,11 +20,11 @@ from rich.text import Text
 from clipper.config import load as load_config
 from clipper.demo import digits, live, picture, plot
 from clipper.demo.faults import Fault, Faults
-from clipper.demo.keys import Keys
 from clipper.demo.lessons import Lessons, Story
 from clipper.demo.load import RATE_MAX, Load
 from clipper.demo.report import Look, Report, between
 from clipper.errors import DeployFailed
+from clipper.keys import Keys
 from clipper.server import ClipperServer
 
 SLO_MS = 50.0

@@ -6,6 +6,7 @@
     server.promote("svm:2")
 """
 
+import contextlib
 import copy
 import getpass
 import hashlib
@@ -16,7 +17,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -27,6 +28,9 @@ from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, Pac
 from clipper.manage.running import the_one
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, VersionedModel
+
+if TYPE_CHECKING:
+    from clipper.manage.stream import Stream
 
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
@@ -138,6 +142,26 @@ class Client:
     def openapi(self, *, management: bool = False) -> dict[str, Any]:
         """OpenAPI 3.1 of the address that takes queries, or of the one that manages."""
         return self._object("GET", f"/openapi.json?of={'management' if management else 'queries'}")
+
+    def stream(self) -> "Stream":
+        """What the dashboard is told: events (name, content), as they come. Close it. Raises NoServer, NotAllowed."""
+        from clipper.manage.stream import Stream
+
+        line = self._line()
+        try:
+            with self._as_errors():
+                line.connect()
+                self._check_pinned(line)
+                line.request("GET", "/admin/stream", headers=self.headers)
+                response = line.getresponse()
+                if response.status == 200:
+                    return Stream(self.url, line, response)
+                status, said = response.status, response.read()
+        except BaseException:
+            line.close()
+            raise
+        line.close()
+        raise _stream_refused(status, said, self.url)
 
     # -- models
 
@@ -295,15 +319,24 @@ class Client:
         return found
 
     def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        import http.client  # by those who ask: `import clipper` stays as quick as it was
-
         line = self._line()
         try:
-            line.connect()
-            self._check_pinned(line)
-            line.request(method, path, body, self.headers)
-            response = line.getresponse()
-            return response.status, response.read()
+            with self._as_errors():
+                line.connect()
+                self._check_pinned(line)
+                line.request(method, path, body, self.headers)
+                response = line.getresponse()
+                return response.status, response.read()
+        finally:
+            line.close()
+
+    @contextlib.contextmanager
+    def _as_errors(self) -> Iterator[None]:
+        """What can go wrong with a connection, as NoServer."""
+        import http.client  # by those who ask: `import clipper` stays as quick as it was
+
+        try:
+            yield
         except TimeoutError:
             hint = "It may be done all the same: see clipper history."
             raise NoServer(f"{self.url} has not answered within {self._timeout_s:g} s.", hint=hint) from None
@@ -313,8 +346,6 @@ class Client:
             why = getattr(error, "strerror", "") or str(error) or type(error).__name__
             hint = f"Start one with: clipper up --admin {self._host}:{self._port}   Or name another: --url, or CLIPPER_URL."
             raise NoServer(f"no server answers at {self.url}: {why}.", hint=hint) from None
-        finally:
-            line.close()
 
     def _line(self) -> Any:
         import http.client
@@ -394,6 +425,16 @@ def _classes(root: type[ClipperError] = ClipperError) -> Iterator[type[ClipperEr
     yield root
     for kind in root.__subclasses__():
         yield from _classes(kind)
+
+
+def _stream_refused(status: int, text: bytes, url: str) -> ClipperError:
+    if status == 404:
+        return ClipperError(f"{url} has no readings to watch.", hint="Start it with http.dashboard = true, or see: clipper ps")
+    try:
+        said = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        said = {}
+    return _error(status, said, url)
 
 
 def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:

@@ -1,0 +1,168 @@
+"""`clipper top`: what a server does, second by second."""
+
+import contextlib
+import json
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clipper.cli.asking import Asking, talks
+from clipper.errors import ClipperError, InvalidInput
+
+if TYPE_CHECKING:
+    from clipper.cli.top_state import Watched
+
+_TICK_S = 0.2
+_AGAIN_S = 0.5  # until a server that is gone is tried anew
+_FIRST_S = 10.0  # for the first reading
+_SVG_WIDTH = 132
+
+
+@click.command(short_help="Watch a server: throughput, latency, models.")
+@click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
+@click.option("--svg", metavar="FILE.svg", help="Write the last frame as a picture.")
+@talks
+def top(ask: Asking, once: bool, svg: str | None) -> None:
+    """What a server does, second by second: queries and their outcomes, p50 and p99 beside the SLO, models with their queues,
+    batches, memory and errors.
+
+    The small bars are the last seconds; those beside the SLO are p99, a whole one is the SLO or the highest. It goes on when the
+    server is restarted, and says so. Keys: q quits, p holds the picture, s sorts the models by another column.
+
+    \b
+    clipper top
+    clipper top --url http://10.0.0.7:8081 --token $TOKEN
+    clipper top --once -o json
+    """
+    if svg and not Path(svg).absolute().parent.is_dir():
+        raise InvalidInput(f"there is no folder for --svg {svg}.", hint="Make it, or name another file.")
+    from clipper.cli.top_state import Watched
+
+    where: str = ask.server.url
+    watched = Watched()
+    reader = _Reader(ask, watched)
+    reader.start()
+    try:
+        reader.wait_for_first(_FIRST_S)
+        if once or ask.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _print_frame(ask, watched, where)
+        else:
+            _live(watched, where)
+        if svg:
+            _write_svg(svg, watched, where)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        reader.stop()
+
+
+class _Reader:
+    """Follows the server's stream on a thread of its own, over its restarts."""
+
+    def __init__(self, ask: Asking, watched: "Watched") -> None:
+        self._ask, self._watched = ask, watched
+        self._ending, self._first = threading.Event(), threading.Event()
+        self._failed: ClipperError | None = None
+        self._stream: Any = None
+        self._thread = threading.Thread(target=self._run, name="clipper-top", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        if self._stream is not None:
+            self._stream.hang_up()
+        self._thread.join()
+
+    def wait_for_first(self, patience_s: float) -> None:
+        """Until there is something to show. Raises what the first try did."""
+        self._first.wait(patience_s)
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self._follow()
+            except ClipperError as error:
+                if not self._first.is_set():
+                    self._failed = error
+                self._first.set()
+                self._watched.lose(error.message)
+            self._ending.wait(_AGAIN_S)
+
+    def _follow(self) -> None:
+        server = self._ask.server
+        with contextlib.closing(server.stream()) as stream:
+            self._stream = stream
+            if self._ending.is_set():
+                return
+            for name, data in stream:
+                if name == "now" or not self._watched.models:
+                    self._watched.models = server.ps()
+                self._watched.take(name, data)
+                if self._watched.readings > 1 or self._watched.rows:
+                    self._first.set()
+
+
+def _print_frame(ask: Asking, watched: "Watched", where: str) -> None:
+    from rich.console import Console
+
+    from clipper.cli.top_screen import screen
+
+    if ask.as_json:
+        frame = {"url": where, "server": _plain(watched), "applications": watched.applications(), "models": watched.model_rows()}
+        click.echo(json.dumps(frame, indent=2))
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _SVG_WIDTH)
+    console.print(screen(watched, where, console.width, keys=False))
+
+
+def _plain(watched: "Watched") -> dict[str, Any]:
+    return {key: watched.about.get(key) for key in ("version", "pid", "state", "started_us")}
+
+
+def _live(watched: "Watched", where: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from clipper.cli.top_screen import SORTS, screen
+    from clipper.keys import Keys
+
+    sort, paused = 0, False
+    console = Console(highlight=False)
+    with Keys(sys.stdin) as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            if not paused:
+                live.update(screen(watched, where, console.width, SORTS[sort]), refresh=True)
+            for key in keys.pressed(_TICK_S):
+                if key in "qQ\x1b":
+                    return
+                if key in "sS":
+                    sort = (sort + 1) % len(SORTS)
+                if key in "pP ":
+                    paused = not paused
+                    live.update(screen(watched, where, console.width, SORTS[sort], paused), refresh=True)
+
+
+def _write_svg(path: str, watched: "Watched", where: str) -> None:
+    import io
+
+    from rich.console import Console
+
+    from clipper.cli.top_screen import screen
+
+    console = Console(record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(screen(watched, where, console.width, keys=False))
+    try:
+        text = re.sub(r',\s*url\("[^)]*\) format\("[^)]*\)', "", console.export_svg(title="clipper top"))  # fonts of the web
+        Path(path).write_text(text)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror or error}.", hint="Name another file.") from None
+    click.echo(f"wrote {path} at {time.strftime('%H:%M:%S')}", err=True)

@@ -1,0 +1,81 @@
+"""What `clipper top` knows: the server's readings of the last minutes, and whether it is there."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+ROWS_MAX = 300
+_OUTCOMES = ("ok", "default", "refused", "error")
+
+
+class Watched:
+    """Threads: written by one, read by any, a field at a time.
+
+    about: what there is.  rows: what each second came to, the oldest first (manage/dashboard/seconds.py).  models: as `ps`.
+    lost_s: since when the server is away, 0 when it is there.  restarts: of the server, that were seen.
+    """
+
+    def __init__(self) -> None:
+        self.about: Mapping[str, Any] = {}
+        self.rows: deque[Mapping[str, Any]] = deque(maxlen=ROWS_MAX)
+        self.models: list[dict[str, Any]] = []
+        self.lost_s = 0.0
+        self.why = ""
+        self.restarts = 0
+        self.readings = 0
+
+    def take(self, name: str, data: Any) -> None:
+        """An event of the server's stream."""
+        if name == "about":
+            was, self.about = self.about, data
+            if was and was.get("pid") != data.get("pid"):
+                self.restarts += 1
+                self.rows.clear()
+        elif name == "past":
+            known = self.rows[-1]["t"] if self.rows else 0
+            self.rows.extend(row for row in data if row["t"] > known)
+        elif name == "row":
+            self.rows.append(data)
+        self.lost_s, self.why = 0.0, ""
+        self.readings += name == "now"
+
+    def lose(self, why: str) -> None:
+        self.why = why
+        self.lost_s = self.lost_s or time.monotonic()
+
+    # -- figures
+
+    def applications(self) -> list[dict[str, Any]]:
+        """Of each: name, slo_ms, per_s, outcomes a second, p50_ms, p99_ms and met of the last reading, and what came before:
+        `rates` and `p99s`, a value a reading."""
+        records = {record["name"]: record for record in self.about.get("applications", [])}
+        rows = list(self.rows)
+        return [self._application(name, record, rows) for name, record in records.items()]
+
+    def _application(self, name: str, record: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+        mine = [(row.get("apps", {}).get(name, {}), row["dt"]) for row in rows]
+        now, dt = mine[-1] if mine else ({}, 1.0)
+        us = now.get("us", [])
+        return {
+            "name": name, "slo_ms": record["slo_ms"], "per_s": now.get("q", 0) / dt,
+            **{kind: now.get(kind, 0) / dt for kind in _OUTCOMES},
+            "p50_ms": us[0] / 1000 if us else None, "p99_ms": us[2] / 1000 if us else None,
+            "rates": [one.get("q", 0) / seconds for one, seconds in mine],
+            "p99s": [one["us"][2] / 1000 if "us" in one else 0.0 for one, _ in mine],
+        }  # fmt: skip
+
+    def model_rows(self) -> list[dict[str, Any]]:
+        """As `ps` has them, with rows_per_s, p50_ms and p99_ms of the last reading, and `rates`."""
+        rows = list(self.rows)
+        found = []
+        for model in list(self.models):
+            id_ = f"{model['name']}:{model['version']}"
+            mine = [(row.get("models", {}).get(id_, {}), row["dt"]) for row in rows]
+            now, dt = mine[-1] if mine else ({}, 1.0)
+            us = now.get("us", [])
+            found.append({
+                **model, "rows_per_s": now.get("rows", 0) / dt, "p50_ms": us[0] / 1000 if us else None,
+                "p99_ms": us[1] / 1000 if us else None, "rates": [one.get("rows", 0) / seconds for one, seconds in mine],
+            })  # fmt: skip
+        return found
