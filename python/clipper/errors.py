@@ -144,6 +144,15 @@ class TypeConflict(ClipperError, TypeError):
     slug = "type-conflict"
 
 
+class DoesNotFit(InvalidInput):
+    """Possible, but not of this application, or beside its other settings: feedback where nothing is learned, a role for a model
+    that is not linked."""
+
+    rest_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "does-not-fit"
+
+
 class StillLinked(ClipperError):
     """A model that an application still asks cannot be retired."""
 

@@ -4,15 +4,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.works_with import BEGIN, CLIENTS, END, README, Addresses, lacking, serving
+import clipper
+from tests.clients.addresses import Addresses, serving
+from tests.clients.works_with import BEGIN, CLIENTS, END, README, lacking
 from tests.frontend.conftest import warm_workers
 
 
 @pytest.fixture(scope="module")
 def at() -> Iterator[Addresses]:
     pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
-    with serving(warm_workers) as addresses:
+    with serving(prepare) as addresses:
         yield addresses
+
+
+def prepare(server: clipper.ClipperServer) -> None:
+    warm_workers(server)
+    server._learning.states.start_writing()  # its thread stays
 
 
 @pytest.mark.parametrize("name", CLIENTS)

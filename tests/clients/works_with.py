@@ -5,56 +5,23 @@ A client yields the name of each thing that it has done; what is not as it shoul
 """
 
 import asyncio
-import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-import clipper
+from tests.clients import described
+from tests.clients.addresses import PATIENCE_S, ROWS, SUMS, Addresses, Done, serving, told
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- works with: begin -->", "<!-- works with: end -->"
-ROWS = np.arange(12.0).reshape(4, 3)
-SUMS = ROWS.sum(axis=1)
-PATIENCE_S = 10.0
-
-
-class Addresses(NamedTuple):
-    http: str
-    grpc: str
-
-
-Done = Iterator[str]
-
-
-@contextlib.contextmanager
-def serving(prepare: Callable[[clipper.ClipperServer], None] = lambda server: None) -> Iterator[Addresses]:
-    """An application `total` of a model `sum` of f64[3], and one `shout` of strings."""
-    with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0") as server:
-        server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
-        server.deploy("words", lambda rows: [row.upper() for row in rows], input="str")
-        server.app("total", models=["sum"], slo_ms=10_000)
-        server.app("shout", models=["words"], slo_ms=10_000)
-        prepare(server)
-        yield Addresses(server.http_address, server.grpc_address)
-
-
-def told(call: Callable[[], Any], part: str) -> None:
-    """`call` fails, and its error says `part`."""
-    found = ""
-    try:
-        call()
-    except Exception as error:
-        found = str(error) or repr(error)
-    assert part in found, f"{part!r} is not in {found!r}"
 
 
 # -- tritonclient
@@ -92,7 +59,7 @@ def tritonclient_http(at: Addresses) -> Done:
         yield "strings"
         assert client.get_inference_statistics("total")["model_stats"][0]["inference_count"] >= 4
         yield "statistics"
-        assert {row["name"] for row in client.get_model_repository_index()} == {"total", "shout", "sum", "words"}
+        assert {row["name"] for row in client.get_model_repository_index()} == {"learns", "total", "shout", "sum", "words"}
         client.load_model("sum")
         yield "repository"
         told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
@@ -142,7 +109,7 @@ def tritonclient_grpc(at: Addresses) -> Done:
         yield "strings"
         assert client.get_inference_statistics("total").model_stats[0].inference_count >= 4
         yield "statistics"
-        assert {row.name for row in client.get_model_repository_index().models} == {"total", "shout", "sum", "words"}
+        assert {row.name for row in client.get_model_repository_index().models} == {"learns", "total", "shout", "sum", "words"}
         client.load_model("sum")
         yield "repository"
         told(lambda: client.infer("totl", [given]), "did you mean 'total'?")
@@ -247,6 +214,9 @@ CLIENTS: dict[str, Callable[[Addresses], Done]] = {
     "tritonclient.grpc.aio": tritonclient_grpc_aio,
     "grpcio": grpcio,
     "curl": curl,
+    "openapi-spec-validator": described.openapi_spec_validator,
+    "schemathesis": described.schemathesis,
+    "openapi-python-client": described.openapi_python_client,
 }
 _NEEDS = {
     "tritonclient.http": ("tritonclient", "geventhttpclient"),
@@ -254,6 +224,9 @@ _NEEDS = {
     "tritonclient.grpc": ("tritonclient", "grpc"),
     "tritonclient.grpc.aio": ("tritonclient", "grpc"),
     "grpcio": ("grpc",),
+    "openapi-spec-validator": ("openapi_spec_validator",),
+    "schemathesis": ("schemathesis",),
+    "openapi-python-client": ("openapi_python_client", "httpx"),
 }
 
 

@@ -194,7 +194,7 @@ def test_feedback_about_many(query: Ask) -> None:
         ("learns", {"label": 1}, 400, "names a prediction"),
         ("learns", {"id": "x"}, 400, "one of label, correct and score"),
         ("learns", {"id": "x", "label": 1, "wight": 2}, 400, "did you mean 'weight'?"),
-        ("total", {"id": "x", "label": 1}, 400, "learns nothing"),
+        ("total", {"id": "x", "label": 1}, 409, "learns nothing"),
     ],
 )
 def test_feedback_that_cannot_count(query: Ask, app: str, body: Any, status: int, part: str) -> None:

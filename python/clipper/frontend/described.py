@@ -77,13 +77,15 @@ _CONTEXT: Schema = {
     "type": ["array", "null"], "items": {"type": "number", "minimum": -1e6, "maximum": 1e6}, "minItems": 1, "maxItems": 32,
     "description": "features of the query, for policies that look at them",
 }  # fmt: skip
+_FINITE: Schema = {"type": "number"}
 _LABEL: Schema = {
     "anyOf": [
-        {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
+        _FINITE,
         {"type": "string"},
         {"type": "boolean"},
+        {"type": "array", "items": _FINITE, "minItems": 1},
     ],
-    "description": "the truth; for outputs that are arrays, an array of numbers",
+    "description": "the truth, as models say it",
 }
 _ID: Schema = {"type": "string", "description": "of the prediction"}
 
@@ -109,7 +111,7 @@ def predict_schemas(input: Schema, limits: Limits) -> dict[str, Schema]:
 def feedback_schemas(input: Schema, limits: Limits) -> dict[str, Schema]:
     """By the prediction's id or the input again; label, correct or score. Six forms, each an object of its own."""
     whole = members(
-        rest._Feedback, input=input, id=_ID, context=_CONTEXT, label=_LABEL,
+        rest._Feedback, input=input, id=_ID, context=_CONTEXT, label={**_LABEL, "anyOf": [*_LABEL["anyOf"], {"type": "null"}]},
         correct={"type": ["boolean", "null"], "description": "whether the answer was"},
         score={"type": ["number", "null"], "minimum": 0, "maximum": 1, "description": "how right it was"},
         weight={"type": "number", "exclusiveMinimum": 0, "maximum": 1000, "description": "counts it as so many"},
@@ -135,7 +137,7 @@ def _tensor(name: str) -> Schema:
             "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 8},
             "datatype": {"enum": [*v2.DATATYPES, "BYTES"]},
             "parameters": {"type": "object", "description": "`binary_data_size`: it follows the JSON, as so many bytes"},
-            "data": {"type": "array", "description": "flat or nested, row by row"},
+            "data": {"type": "array", "items": {}, "description": "flat or nested, row by row"},
         },
         "required": ["name", "shape", "datatype"],
     }
@@ -184,7 +186,9 @@ _INFERRED: Schema = {
 }
 _OLD_PREDICT: Schema = {
     "type": "object",
-    "properties": {"input": {}, "input_batch": {"type": "array"}, "version": {"type": ["string", "integer", "null"]}},
+    "properties": {
+        "input": {}, "input_batch": {"type": "array", "items": {}}, "version": {"type": ["string", "integer", "null"]},
+    },
 }
 _OLD_UPDATE: Schema = {
     "type": "object",

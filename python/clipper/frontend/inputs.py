@@ -65,8 +65,9 @@ def reader_for(type_: InputType) -> Read:
             return found
         value = _of_numbers(decoder, dtype, text, at)
         try:
-            return np.array(value, dtype)
-        except (ValueError, OverflowError) as error:
+            with np.errstate(over="raise"):  # no number of JSON is infinite
+                return np.array(value, dtype)
+        except (ValueError, OverflowError, FloatingPointError) as error:
             raise InvalidInput(f"the numbers at `{at}` are no {type_}: {error}.") from None
 
     return read

@@ -213,6 +213,8 @@ def _path_schema(name: str) -> Schema:
         return {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
     if name == "model_version":
         return {"type": "string", "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$", "description": "`svm`, or `svm:3`"}
+    if name == "exact_version":
+        return {"type": "string", "pattern": f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$", "description": "`svm:3`"}
     return {"type": "string", "pattern": f"^{NAME_GRAMMAR}$"}
 
 
@@ -251,7 +253,7 @@ def list_of(member: str, item: Any, most: int | None = None) -> Schema:
 
 
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-_FLOATS = {"f16": 65504.0, "f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
+_ROUNDED_TO_INFINITY = {"f16": 65520.0, "f32": 3.4028235677973366e38}  # from here on
 
 
 def schema_of_input(type_: InputType) -> Schema:
@@ -273,8 +275,11 @@ def schema_of_input(type_: InputType) -> Schema:
 def _schema_of_number(dtype: str) -> Schema:
     if dtype == "bool":
         return {"type": "boolean"}
-    if dtype in _FLOATS:
-        return {"type": "number", "minimum": -_FLOATS[dtype], "maximum": _FLOATS[dtype]}
+    if dtype in _ROUNDED_TO_INFINITY:
+        most = _ROUNDED_TO_INFINITY[dtype]
+        return {"type": "number", "exclusiveMinimum": -most, "exclusiveMaximum": most}
+    if dtype == "f64":
+        return {"type": "number"}
     bits = int(dtype[1:])
     least, most = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return {"type": "integer", "minimum": least, "maximum": most}

@@ -26,6 +26,7 @@ from clipper.frontend.messages import (
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
 from clipper.frontend.traces import Trace
+from clipper.selection import features_of
 from clipper.serving.ear import Future
 from clipper.serving.feedback import truth_of, weight_of
 from clipper.serving.observe import observe, observe_many
@@ -42,7 +43,7 @@ class _Predict(msgspec.Struct, forbid_unknown_fields=True):
     input: msgspec.Raw = _NOTHING
     inputs: msgspec.Raw = _NOTHING
     user: str | None = None
-    context: Any = None
+    context: list[float] | None = None
     slo_ms: float | None = None
     salt: int | float = 0
 
@@ -51,7 +52,7 @@ class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     input: msgspec.Raw = _NOTHING
     user: str | None = None
-    context: Any = None
+    context: list[float] | None = None
     label: Any = None
     correct: bool | None = None
     score: float | None = None
@@ -170,6 +171,8 @@ class Rest:
             hint = "See http.queries_max; POST /v2/models/NAME/infer takes arrays of any length."
             raise InvalidInput(f"`{at}` has {len(texts)} inputs, at most {most} are taken.", hint=hint)
         read = self._inputs.reader(question)
+        if not texts:
+            features_of(context)
         rows = [read(text, f"{at}[{i}]") for i, text in enumerate(texts)]
         if trace is not None:
             trace.asking()

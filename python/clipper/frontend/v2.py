@@ -168,7 +168,8 @@ def _numbers(tensor: _Tensor, at: str) -> Any:
             found = straight(text) if straight is not None else None
             if found is not None:
                 return found
-            return np.array(read_json(_FLAT[dtype.kind], text, at), dtype)
+            with np.errstate(over="raise"):
+                return np.array(read_json(_FLAT[dtype.kind], text, at), dtype)
         values = np.asarray(read_json(_ANYTHING, text, at))
         if values.size and not (values.dtype.kind == dtype.kind or (values.dtype.kind in "iu" and dtype.kind in "iuf")):
             raise InvalidInput(f"`{at}` holds what is no {tensor.datatype}.")

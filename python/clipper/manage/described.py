@@ -14,17 +14,18 @@ from clipper.frontend.openapi import About, Schema, Table, document, list_of, me
 from clipper.manage.operations import Change, Operations
 from clipper.manage.rest import VERBS, arguments_of, lists, needed_by, settings_types
 from clipper.selection import POLICIES
-from clipper.store.history import Changed
+from clipper.store.history import ENTRIES_MAX, Changed
 from clipper.types import NAME_GRAMMAR, VERSION, VERSION_MAX, Batching
 
 MANAGEMENT = "management"
 _DRY_RUN: Schema = {"type": "boolean", "description": "make every check of the real thing, and write nothing"}
-_ACTOR: Schema = {"type": "string", "maxLength": 128, "description": "who asks, for the history"}
+_REHEARSED = {"dry_run": _DRY_RUN}
+_ACTOR: Schema = {"type": "string", "description": "who asks, for the history"}
 _MODEL: Schema = {"type": "string", "pattern": f"^{NAME_GRAMMAR}(:[1-9][0-9]{{0,8}})?$", "description": "`svm`, or `svm:3`"}
 _REPLICAS: Schema = {
     "anyOf": [
         {"type": "integer", "minimum": 0, "maximum": 64},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2, "enum": [[1, 2], [1, 4], [2, 8]]},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
     ],
     "description": "so many, or [least, most]",
 }
@@ -34,6 +35,7 @@ _INPUT: Schema = {
     "pattern": "^((bool|[iu](8|16|32|64)|f(16|32|64))(\\[([1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,3}|\\*)\\])?|str|bytes|any)$",
     "description": "the type of one input",
 }  # fmt: skip
+_ROLE = "^(primary|(challenger|shadow|canary|decoy)(\\(share=0?\\.[0-9]{0,5}[1-9]\\))?)$"
 _POLICY: Schema = {
     "type": "string", "description": "a name, or with settings, as `exp3(eta=0.05)`, or `package.module:Class`",
     "pattern": f"^({'|'.join(sorted(POLICIES))})$",
@@ -61,13 +63,14 @@ def _verbs() -> Table:
         looks = method == "GET"
         found[method, pattern] = About(
             id=_camel(verb) if names or "{}" not in pattern else verb, says=says, more=more, tag=MANAGEMENT,
-            names=tuple(_path_name(name) for name in names), query=takes if looks else {"dry_run": _DRY_RUN},
+            names=tuple(_place(verb, name) for name in names), query=takes if looks else {"dry_run": _DRY_RUN},
             takes=None if looks else _object(takes, needed_by(function, names)), needs_body=bool(needed_by(function, names)),
             gives=_given(verb, function), errors=(404,) if looks else (404, 409, 503),
             headers={} if looks else {"Clipper-Actor": _ACTOR},
         )  # fmt: skip
     if ("GET", "/admin/models/{}") in found:
         about = found["GET", "/admin/models/{}"]
+        found["GET", "/admin/models"] = msgspec.structs.replace(found["GET", "/admin/models"], query={})
         found["GET", "/admin/models/{}"] = msgspec.structs.replace(about, id="modelsNamed", says="Each version of one model.")
     if ("GET", "/admin/applications/{}/rollout") in found:
         about = found["GET", "/admin/applications/{}/rollout"]
@@ -85,8 +88,9 @@ def _camel(verb: str) -> str:
     return re.sub("_(.)", lambda found: found[1].upper(), verb)
 
 
-def _path_name(name: str) -> str:
-    return "model_version" if name == "model" else name
+def _place(verb: str, name: str) -> str:
+    """The name of a part of the path: promote needs a version, others may have one."""
+    return ("exact_version" if verb == "promote" else "model_version") if name == "model" else name
 
 
 def _given(verb: str, function: Any) -> Any:
@@ -116,10 +120,16 @@ def _argument(verb: str, name: str, type_: Any) -> Schema:
 
 _ARGUMENTS: Mapping[str, Schema] = {
     "application": {"type": ["string", "null"], "pattern": f"^{NAME_GRAMMAR}$"},
-    "batching": {"anyOf": [{"enum": [*get_args(get_type_hints(Batching)["mode"]), None]}, {"type": "object", "properties": {}}]},
+    "batching": {"anyOf": [{"enum": [*get_args(get_type_hints(Batching)["mode"])]}, {"type": "object"}, {"type": "null"}]},
     "deploy.model": {"type": "string", "description": "`module:attribute`, or an .onnx or .skops file on the server's host"},
-    "canary": {"enum": ["5%", 0.01, None], "description": "the first share: in per cent as a string, or a number"},
-    "count": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "rollouts.application": {"type": "string", "pattern": f"^({NAME_GRAMMAR})?$", "description": "of one; else of all"},
+    "canary": {
+        "anyOf": [
+            {"type": "string", "pattern": "^[1-9]%$"}, {"type": "number", "minimum": 0.01, "maximum": 0.09}, {"type": "null"},
+        ],
+        "description": "the first share: in per cent as a string, or a number",
+    },
+    "count": {"type": "integer", "minimum": 1, "maximum": ENTRIES_MAX},
     "data": {"type": "string", "contentEncoding": "base64", "description": "the bytes of a file of this `kind`"},
     "error_rate": {"type": "number", "minimum": 1e-6, "maximum": 0.5, "description": "of the tests behind the guard"},
     "guard": {
@@ -133,7 +143,10 @@ _ARGUMENTS: Mapping[str, Schema] = {
     "replica": {"type": "integer", "minimum": 0, "maximum": 64},
     "replicas": _REPLICAS,
     "share": _SHARE,
-    "stages": {"enum": ["10,100", [0.25, 1.0], None], "description": "shares: in per cent as a string, or numbers"},
+    "stages": {
+        "type": ["string", "null"], "pattern": "^(1[0-9],)?([2-4][0-9],)?([5-9][0-9],)?100$",
+        "description": "shares, in per cent, as `5,25,50,100`",
+    },
     "version": {"type": ["integer", "null"], "minimum": 1, "maximum": VERSION_MAX},
 }
 
@@ -148,22 +161,36 @@ _SETTINGS: Mapping[str, Schema] = {
     "missing": {"enum": ["mean", "skip"]},
     "slo_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": 60_000},
     "confidence_min": {"type": "number", "minimum": 0, "maximum": 1},
-    "coverage": {"type": ["number", "null"]},
-    "default": {"description": "the answer when nobody is heard: a number, a string, or an array"},
-    "roles": {"type": "object", "additionalProperties": {"type": "string"}},
+    "coverage": {"type": ["number", "null"], "minimum": 0.5, "maximum": 0.999},
+    "default": {
+        "anyOf": [
+            {"type": ["number", "string", "boolean", "null"]},
+            {"type": "array", "items": {"type": "number"}},
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        ],
+        "description": "the answer when nobody is heard: a number, a string, or an array, nested as need be",
+    },
+    "roles": {
+        "type": "object",
+        "patternProperties": {
+            f"^{NAME_GRAMMAR}$": {"type": "string", "pattern": _ROLE},
+            f"^{NAME_GRAMMAR}:[1-9][0-9]{{0,8}}$": {"type": "string", "pattern": _ROLE.replace("|decoy", "")},
+        },
+        "additionalProperties": False,
+        "description": "what models that are no primaries are for, and what of their share",
+    },
 }
 
 
 def _applications() -> Table:
     settings = {name: _SETTINGS.get(name) or msgspec.json.schema(type_) for name, type_ in settings_types.items()}
     settings.pop("created_us", None)
-    body = _object({"models": {"type": "array", "items": _MODEL}, **settings}, [])
+    body = _object({"models": {"type": ["array", "null"], "items": _MODEL}, **settings}, [])
 
-    def about(id: str, says: str, query: Mapping[str, Schema] = {"dry_run": _DRY_RUN}, **more: Any) -> About:  # read only
-        headers = {"Clipper-Actor": _ACTOR}
-        return About(
-            id=id, says=says, tag=MANAGEMENT, names=("name",), headers=headers, query=query, errors=(404, 409, 503), **more
-        )
+    def about(id: str, says: str, query: Mapping[str, Schema] = _REHEARSED, **more: Any) -> About:
+        more = {"needs_body": False, "headers": {"Clipper-Actor": _ACTOR}, "errors": (404, 409, 503), **more}
+        return About(id=id, says=says, tag=MANAGEMENT, names=("name",), query=query, **more)
 
     record: Schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     at = "/admin/applications/{}"
@@ -208,7 +235,7 @@ def _looking() -> Table:
             also=("text/css", "text/plain", "text/html", "image/svg+xml"), errors=(404,),
         ),
         ("GET", "/admin/stream"): About(
-            id="stream", says="What happens, as server-sent events without an end", tag=MANAGEMENT, gives=text,
+            id="stream", says="What happens, as server-sent events without an end", tag=MANAGEMENT, gives={},
             media="text/event-stream", errors=(503,),
         ),
         ("GET", "/admin/configuration"): About(id="configuration", says="What is set", tag=MANAGEMENT, gives=settings),

@@ -27,7 +27,7 @@ from clipper.manage.rolling import Rolling, tell
 from clipper.manage.rollout import ERROR_RATE, GUARD, HOLD_S, checked_guard, checked_rate, seconds_of, stages_of
 from clipper.serving.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
-from clipper.store.history import Changed, acting, entries, plain
+from clipper.store.history import ENTRIES_MAX, Changed, acting, entries, plain
 from clipper.store.redis import shown
 from clipper.types import VERSION, Application, Model, VersionedModel, check_name
 
@@ -112,6 +112,7 @@ class Operations:
     def stages(self, name: str) -> list[dict[str, Any]]:
         """How far each version of a model is that was deployed or started here: `version`, `stage`, `detail`, for how long
         (`for_s`)."""
+        check_name_of(name, "model")
         now_s = time.monotonic()
         return [
             {"version": id_.version, "stage": one.stage, "detail": one.detail, "for_s": round(now_s - one.since_s, 3)}
@@ -121,7 +122,7 @@ class Operations:
     def models(self, name: str = "") -> list[dict[str, Any]]:
         """Each version in service: its record, whether it is the `latest`, who links it, how many replicas it has."""
         catalog = self._server.catalog
-        found = catalog.versions(VersionedModel.parse(name).name) if name else catalog.models()
+        found = catalog.versions(parsed(name).name) if name else catalog.models()
         stats = self._server.stats()["models"]
         return [self._model_row(model, stats.get(str(model.id), {})) for model in found]
 
@@ -157,8 +158,8 @@ class Operations:
 
     def history(self, count: int = 100) -> list[dict[str, Any]]:
         """The last changes, the oldest first: number, time_us, actor, verb, changed (records before and after)."""
-        if count < 1:
-            raise InvalidInput(f"count={count}: 1 or more.")
+        if not 1 <= count <= ENTRIES_MAX:
+            raise InvalidInput(f"count={count}: 1 to {ENTRIES_MAX}.")
         return [plain(entry) for entry in entries(self._place.store, count)]
 
     # -- models
@@ -235,7 +236,7 @@ class Operations:
     def rollback(self, model: str) -> Change:
         """Make the version before the latest the latest: the highest below it that is in service."""
         catalog = self._server.catalog
-        now = catalog.latest(VersionedModel.parse(model).name)
+        now = catalog.latest(parsed(model).name)
         below = [other for other in catalog.versions(now.name) if other.version < now.version]
         if not below:
             served = ", ".join(str(other.id) for other in catalog.versions(now.name))

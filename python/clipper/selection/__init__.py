@@ -5,7 +5,7 @@ import functools
 import inspect
 from typing import Any
 
-from clipper.errors import InvalidInput, did_you_mean
+from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import own
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
 from clipper.selection.contextual import LinTs, LinUcb, features_of
@@ -51,7 +51,7 @@ def policy_named(text: str) -> Policy:
     if coverage is not None:
         if not isinstance(policy, LearningPolicy):
             hint = "Choose one that does: policy='stacking'."
-            raise InvalidInput(f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.", hint=hint)
+            raise DoesNotFit(f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.", hint=hint)
         policy.coverage = checked_coverage(coverage)
     return policy
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper.errors import DeadlineExceeded, InvalidInput, UnknownPrediction
+from clipper.errors import DeadlineExceeded, DoesNotFit, InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Prediction, Truth
 from clipper.selection.lessons import Column, Rows, column_of
 from clipper.serving.feedback import Joined, JoinedRows, Window, label_column
@@ -94,7 +94,7 @@ def _same_length(n: int, labels: Sequence[Any]) -> None:
 def _window_of(question: Question) -> Window:
     if question.window is None:
         hint = f"Choose one that does: server.app({question.name!r}, policy='stacking')."
-        raise InvalidInput(f"policy {question.policy.name!r} of application {question.name!r} learns nothing.", hint=hint)
+        raise DoesNotFit(f"policy {question.policy.name!r} of application {question.name!r} learns nothing.", hint=hint)
     return question.window
 
 

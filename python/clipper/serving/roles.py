@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from clipper.errors import InvalidInput, did_you_mean
+from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import Plan, Policy, Query
 from clipper.selection.settings import settings_in
 from clipper.types import VersionedModel, check_name
@@ -128,7 +128,7 @@ def _link_named(application: str, name: str, linked: Sequence[VersionedModel]) -
     known = [str(link) for link in linked]
     guess = did_you_mean(str(wanted), known) or "."
     hint = f"Linked: {', '.join(known) or 'none'}."
-    raise InvalidInput(f"a role for '{wanted}', which application {application!r} does not link{guess}", hint=hint)
+    raise DoesNotFit(f"a role for '{wanted}', which application {application!r} does not link{guess}", hint=hint)
 
 
 def _decoy_named(application: str, name: str, linked: Sequence[VersionedModel]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from clipper.errors import InvalidInput, did_you_mean
+from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import Plan, Policy, Prediction, Schedule, Step, decider_named, own_decider
 from clipper.selection.own import Faults
 from clipper.selection.verdicts import Heard, answer_by, ranked, vote_weights
@@ -293,7 +293,7 @@ def check_decider(application: str, text: str, links: Sequence[VersionedModel]) 
             linked = [model.name for model in links]
             guess = did_you_mean(name, linked) or "."
             said = f"decider {text!r} names {name!r}, which application {application!r} does not link{guess}"
-            raise InvalidInput(said, hint=f"Linked: {', '.join(linked) or 'none'}.")
+            raise DoesNotFit(said, hint=f"Linked: {', '.join(linked) or 'none'}.")
     for step in schedule.steps:
         if step.need > len(links):
             raise InvalidInput(f"{step} of application {application!r} needs {step.need} models; it links {len(links)}.")

@@ -1,0 +1,45 @@
+"""A server for clients that others wrote, and what they ask of it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import clipper
+
+ROWS = np.arange(12.0).reshape(4, 3)
+SUMS = ROWS.sum(axis=1)
+PATIENCE_S = 10.0
+
+
+class Addresses(NamedTuple):
+    http: str
+    grpc: str
+    admin: str
+
+
+Done = Iterator[str]
+
+
+@contextlib.contextmanager
+def serving(prepare: Callable[[clipper.ClipperServer], None] = lambda server: None) -> Iterator[Addresses]:
+    """Applications `total` and `learns`, which does, of a model `sum` of f64[3], and one `shout` of strings."""
+    with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
+        server.deploy("sum", lambda rows: np.asarray(rows).sum(axis=1), input="f64[3]")
+        server.deploy("words", lambda rows: [row.upper() for row in rows], input="str")
+        server.app("total", models=["sum"], slo_ms=10_000)
+        server.app("shout", models=["words"], slo_ms=10_000)
+        server.app("learns", models=["sum"], slo_ms=10_000, policy="stacking")
+        prepare(server)
+        yield Addresses(server.http_address, server.grpc_address, server.admin_address)
+
+
+def told(call: Callable[[], Any], part: str) -> None:
+    """`call` fails, and its error says `part`."""
+    found = ""
+    try:
+        call()
+    except Exception as error:
+        found = str(error) or repr(error)
+    assert part in found, f"{part!r} is not in {found!r}"

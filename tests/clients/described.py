@@ -1,0 +1,103 @@
+"""Clients that know nothing of us but `GET /openapi.json`: one that tries whatever it describes, and those made of it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import clipper
+from tests.clients.addresses import Addresses, Done
+
+EXAMPLES, SEED = 10, 1
+PROCESSES = ("deploy", "importState")  # each try would start a process of whatever was made up
+_PATIENCE_S = 240
+
+
+def document(address: str) -> Any:
+    with urllib.request.urlopen(f"http://{address}/openapi.json", timeout=10) as reply:
+        return json.load(reply)
+
+
+def openapi_spec_validator(at: Addresses) -> Done:
+    import openapi_spec_validator as validator
+
+    for name, address in (("queries", at.http), ("management", at.admin)):
+        validator.validate(document(address))
+        yield name
+
+
+@contextlib.contextmanager
+def _fuzzed() -> Iterator[Addresses]:
+    """A server of its own: managing it is tried, too. Inputs of each kind, each with an answer however early it is due."""
+    kinds = {"sums": "f64[3]", "words": "str", "counts": "i32[*]", "images": "f32[2,2]", "blobs": "bytes", "flags": "bool[2]"}
+    with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
+        for name, type_ in kinds.items():
+            server.deploy(name, lambda rows: [float(len(rows))] * len(rows), input=type_)
+            server.app(name, models=[name], slo_ms=10_000, default=0.0)
+        server.app("learns", models=["sums"], slo_ms=10_000, default=0.0, policy="stacking")
+        server.app("chooses", models=["counts"], slo_ms=10_000, default=0.0, policy="exp3")
+        yield Addresses(server.http_address, server.grpc_address, server.admin_address)
+
+
+def schemathesis(at: Addresses) -> Done:
+    """As its command line does it, with nothing configured but how long it may take."""
+    with _fuzzed() as at:
+        for name, address in (("queries", at.http), ("management", at.admin)):
+            _schemathesis(address, PROCESSES if address == at.admin else ())
+            yield f"{name}: no findings"
+
+
+def _schemathesis(address: str, without: tuple[str, ...]) -> None:
+    left_out = [word for id in without for word in ("--exclude-operation-id", id)]
+    words = ["run", f"http://{address}/openapi.json", "--max-examples", str(EXAMPLES), "--seed", str(SEED), "--no-color"]
+    command = [str(Path(sys.executable).parent / "schemathesis"), *words, *left_out]
+    with tempfile.TemporaryDirectory(prefix="clipper-schemathesis-") as folder:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+
+
+def openapi_python_client(at: Addresses) -> Done:
+    """A client is made of either description, without a warning; that of queries is used."""
+    with tempfile.TemporaryDirectory(prefix="clipper-generated-") as folder:
+        for name, address in (("generated_management", at.admin), ("generated_queries", at.http)):
+            (Path(folder) / "openapi.json").write_text(json.dumps(document(address)))
+            words = ["generate", "--path", "openapi.json", "--output-path", name, "--meta", "none", "--fail-on-warning"]
+            command = [str(Path(sys.executable).parent / "openapi-python-client"), *words]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S)
+            assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        yield "generate"
+        sys.path.insert(0, folder)
+        try:
+            yield from _use_generated(f"http://{at.http}")
+        finally:
+            sys.path.remove(folder)
+            for module in [name for name in sys.modules if name.partition(".")[0] == "generated_queries"]:
+                del sys.modules[module]
+
+
+def _use_generated(url: str) -> Done:
+    from importlib import import_module
+
+    def of(name: str) -> Any:
+        return import_module(f"generated_queries.{name}")
+
+    models, applications = of("models"), "api.applications"
+    with of("client").Client(url, raise_on_unexpected_status=True) as client:
+        answer = of(f"{applications}.predict_learns").sync(client=client, body=models.PredictLearns(input_=[1, 2, 3], user="ann"))
+        assert isinstance(answer, models.Predicted), answer
+        assert answer.output == 6
+        two = models.PredictManyTotal(inputs=[[1, 2, 3], [0, 0, 1]])
+        many = of(f"{applications}.predict_total").sync(client=client, body=two)
+        assert [one.output for one in many.predictions] == [6, 1]
+        yield "predict"
+        told = of(f"{applications}.feedback_learns").sync(client=client, body=models.FeedbackByIdLearns(id=answer.id, label=6))
+        assert told.counted is True
+        yield "feedback"
+        refused = of(f"{applications}.predict").sync("totl", client=client, body=models.Predict(input_=[1, 2, 3]))
+        assert "did you mean 'total'?" in refused.error
+        yield "errors"
