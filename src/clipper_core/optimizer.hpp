@@ -1,0 +1,164 @@
+// The arithmetic of the optimizers, one row (or one dense variable) at a time.
+//
+// A row lies in memory as w[n], then its slots, n floats each: what an update reads and writes is one run of cache lines. Each
+// kernel is a plain loop that the compiler turns into vectors; -O2 of GCC 12 would not, hence the pragma. No fast-math: a NaN is
+// looked for before a row is touched, and what a kernel computes must not depend on how its loop was cut, nor on the machine.
+//
+// Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et al. 2011; Adam, Kingma and
+// Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al. 2013, Algorithm 1.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace clipper {
+
+enum OptimizerKind : std::uint32_t { SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM, AMSGRAD, FTRL, OPTIMIZERS };
+
+struct Rule {
+    std::uint32_t kind;
+    std::uint32_t slots;          // floats of state a weight
+    float rate;
+    float momentum;               // momentum, nesterov
+    float beta1, beta2;           // adam, amsgrad
+    float eps;                    // adagrad, adam, amsgrad
+    float l1, l2, beta;           // ftrl; l2 is weight decay of the others
+    float start;                  // what the first slot begins at: adagrad, ftrl
+    float clip_value, clip_norm;  // of a gradient's elements, and of the gradient of a row; infinite for none
+};
+
+struct Stride {  // what one step of a rule is multiplied by
+    float rate;
+    float first, second;  // adam: 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
+    float gradient;       // clipping by norm
+};
+
+#pragma GCC push_options
+#pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
+
+using Floats = float* __restrict;
+using Gradient = const float* __restrict;
+
+// -- what a gradient is before it is applied ---------------------------------------------------------------------------
+
+inline bool all_finite(const float* values, std::uint64_t n) {
+    std::uint32_t bad = 0;
+    for (std::uint64_t i = 0; i < n; ++i) {
+        std::uint32_t bits;
+        __builtin_memcpy(&bits, values + i, sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return !bad;
+}
+
+inline void add_row(Floats sum, Gradient g, std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i) sum[i] += g[i];
+}
+
+inline float within(float g, float bound) {
+    g = g < -bound ? -bound : g;
+    return g > bound ? bound : g;
+}
+
+inline float norm_within(Gradient g, float bound, std::uint64_t n) {  // of the elements once they are clipped
+    float lanes[8] = {}, sum = 0.0f;
+    std::uint64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; ++j) lanes[j] += within(g[i + j], bound) * within(g[i + j], bound);
+    for (; i < n; ++i) sum += within(g[i], bound) * within(g[i], bound);
+    for (float lane : lanes) sum += lane;
+    return std::sqrt(sum);
+}
+
+// -- the rules ---------------------------------------------------------------------------------------------------------
+
+template <bool kClips>
+inline float told(const Rule& r, const Stride& s, float g, float w) {
+    if (kClips) g = within(g, r.clip_value) * s.gradient;
+    return g + r.l2 * w;
+}
+
+template <bool kClips>
+inline void sgd(const Rule& r, const Stride& s, Floats w, Gradient g, std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i) w[i] -= s.rate * told<kClips>(r, s, g[i], w[i]);
+}
+
+template <bool kClips, bool kNesterov>
+inline void momentum(const Rule& r, const Stride& s, Floats w, Floats v, Gradient g, std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told<kClips>(r, s, g[i], w[i]);
+        const float vi = r.momentum * v[i] + gi;
+        v[i] = vi;
+        w[i] -= s.rate * (kNesterov ? gi + r.momentum * vi : vi);
+    }
+}
+
+template <bool kClips>
+inline void adagrad(const Rule& r, const Stride& s, Floats w, Floats a, Gradient g, std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told<kClips>(r, s, g[i], w[i]);
+        const float ai = a[i] + gi * gi;
+        a[i] = ai;
+        w[i] -= s.rate * gi / (std::sqrt(ai) + r.eps);
+    }
+}
+
+template <bool kClips, bool kMax>
+inline void adam(const Rule& r, const Stride& s, Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
+    const float rate = s.rate * s.first;
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told<kClips>(r, s, g[i], w[i]);
+        const float mi = m[i] + (1.0f - r.beta1) * (gi - m[i]);
+        const float vi = r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi;
+        m[i] = mi;
+        v[i] = vi;
+        float under = vi;
+        if (kMax) top[i] = under = top[i] > vi ? top[i] : vi;
+        w[i] -= rate * mi / (std::sqrt(under) * s.second + r.eps);
+    }
+}
+
+template <bool kClips>
+inline void ftrl(const Rule& r, const Stride& s, Floats w, Floats n2, Floats z, Gradient g, std::uint64_t n) {
+    const float per_rate = 1.0f / s.rate;
+    Rule plain = r;
+    plain.l2 = 0.0f;  // it is in the closed form below
+    for (std::uint64_t i = 0; i < n; ++i) {
+        const float gi = told<kClips>(plain, s, g[i], w[i]);
+        const float before = std::sqrt(n2[i]);
+        const float ni = n2[i] + gi * gi, after = std::sqrt(ni);
+        const float zi = z[i] + gi - (after - before) * per_rate * w[i];
+        n2[i] = ni;
+        z[i] = zi;
+        const float beyond = std::fabs(zi) - r.l1;
+        const float pulled = -std::copysign(beyond, zi) / ((r.beta + after) * per_rate + r.l2);
+        w[i] = beyond > 0.0f ? pulled : 0.0f;
+    }
+}
+
+template <bool kClips>
+inline void step_by(const Rule& r, const Stride& s, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
+    switch (r.kind) {
+        case SGD: return sgd<kClips>(r, s, w, g, n);
+        case MOMENTUM: return momentum<kClips, false>(r, s, w, slots, g, n);
+        case NESTEROV: return momentum<kClips, true>(r, s, w, slots, g, n);
+        case ADAGRAD: return adagrad<kClips>(r, s, w, slots, g, n);
+        case ADAM: return adam<kClips, false>(r, s, w, slots, slots + apart, nullptr, g, n);
+        case AMSGRAD: return adam<kClips, true>(r, s, w, slots, slots + apart, slots + 2 * apart, g, n);
+        default: return ftrl<kClips>(r, s, w, slots, slots + apart, g, n);
+    }
+}
+
+// w[n] and its slots, each `apart` floats after the one before, by the gradient g[n].
+inline void optimizer_step(
+    const Rule& r, const Stride& step, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
+    if (!(r.clip_value < INFINITY) && !(r.clip_norm < INFINITY)) return step_by<false>(r, step, w, slots, apart, g, n);
+    Stride clipped = step;
+    const float norm = r.clip_norm < INFINITY ? norm_within(g, r.clip_value, n) : 0.0f;
+    clipped.gradient = norm > r.clip_norm ? r.clip_norm / norm : 1.0f;
+    step_by<true>(r, clipped, w, slots, apart, g, n);
+}
+
+#pragma GCC pop_options
+
+}  // namespace clipper
