@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help venv build demo test check stress asan tsan bench count dashboard docs clean distclean micro FORCE
+.PHONY: help venv build demo test check stress asan tsan bench count dashboard screenshots docs clean distclean micro FORCE
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -66,6 +66,9 @@ count: .venv/.installed  ## instructions of the hot calls, beside those on recor
 
 dashboard: dashboard/node_modules/.package-lock.json  ## the page of management, from dashboard/ into the package (needs npm)
 	@cd dashboard && npm run --silent build
+
+screenshots: .venv/.installed .venv/.browser  ## the pictures of docs/dashboard.md, of a live server (2 min)
+	@$(PIP) pillow && $(PY) dashboard/pictures.py $(ARGS)
 
 docs: .venv/.installed  ## every key, error, verb and frame has its place in docs/, and every link leads somewhere
 	@$(PY) -m pytest -q tests/test_docs.py

@@ -18,11 +18,11 @@ const axis = (more) => ({
 
 function options(series, { width, height, format, window, stepped, numeric, onPoint }) {
   return {
-    width, height, padding: [8, 8, 0, 0], legend: { show: false },
+    width, height, padding: [8, 20, 0, 0], legend: { show: false },
     cursor: { points: { size: 6 }, drag: { setScale: false, x: false, y: false }, y: false },
     scales: {
       x: numeric ? { time: false, range: (u, min, max) => [0, Math.max(2, max * 1.05)] }
-        : { time: true, range: (u, min, max) => [(max ?? 0) - window, max ?? 0] },
+        : { time: true, range: (u, min, max) => [Math.max((max ?? 0) - window, Math.min(min ?? 0, (max ?? 0) - 60)), max ?? 0] },
       y: { range: (u, min, max) => [0, max > 0 ? max * 1.12 : 1] },
     },
     axes: [axis({ space: 70, size: 26, ...(numeric ? {} : { values: (u, at) => at.map((t) => clock(t).slice(0, window > 400 ? 5 : 8)) }) }),

@@ -5,7 +5,8 @@ import { ask } from "./feed.js";
 import { ago, clock, micros, shown } from "./format.js";
 import { Empty, Panel, Scroll } from "./parts.jsx";
 
-const STAGES = [["select", "--c5"], ["queue", "--c2"], ["container", "--c1"]];
+const WAITED = "--c2";
+const SERVED = "--c1";
 
 export function Slowest({ now, nowS }) {
   const rows = now.slowest ?? [];
@@ -14,11 +15,14 @@ export function Slowest({ now, nowS }) {
     <Panel id="slowest" title="Slowest queries" aside={<span class="unit">of the last 5 min</span>}>
       {rows.length === 0 ? <Empty command="clipper predict APP VALUE">No query in the last five minutes.</Empty> : (
         <Scroll label="Slowest queries" tall>
+          <p class="key">
+            <i class="swatch" style={{ background: `var(${WAITED})` }} aria-hidden="true" /> on its way and in the queue <i class="swatch" style={{ background: `var(${SERVED})` }} aria-hidden="true" /> in the container, by the model's usual time <i class="swatch hatched" style={{ background: "var(--error)" }} aria-hidden="true" /> no answer
+          </p>
           <ol class="slowest">
             {rows.map((row) => (
               <li key={row.number + row.application}>
                 <div class="head"><b>{micros(row.us)}</b> <span>{row.application}</span> <span class="muted">{ago(row.time_us, nowS)} ago</span>{row.reason && <span class="bad-text reason">{row.reason}</span>}</div>
-                <Waterfall row={row} most={most} />
+                <Waterfall row={row} most={most} now={now} />
               </li>
             ))}
           </ol>
@@ -28,21 +32,32 @@ export function Slowest({ now, nowS }) {
   );
 }
 
-/** A bar for each model that was asked: until it answered, by stage where the stages are known. */
-export function Waterfall({ row, most }) {
+/** How long a model's batches take on average. */
+function usual(model) {
+  let sum = 0, n = 0;
+  for (const one of model?.replicas ?? []) for (const [, us, count] of one.profile ?? []) {
+    sum += us * count;
+    n += count;
+  }
+  return n ? sum / n : null;
+}
+
+/** A bar for each model that was asked: until it answered. Only the whole is measured; the container's part is what it usually is. */
+function Waterfall({ row, most, now }) {
   const at = (us) => `${(100 * us) / most}%`;
   return (
     <ul class="waterfall">
       {row.tasks.map((task) => {
         const used = row.used.includes(task.model);
-        const waited = task.waited_us ?? 0;
-        const words = `${task.model}: ${task.status === "ok" ? "answered" : task.status} after ${micros(task.us)}${waited ? `, of which ${micros(waited)} in the queue` : ""}${used ? ", used" : ""}`;
+        const served = usual(now.models[task.model]);
+        const waited = task.status === "ok" && served !== null ? Math.max(0, task.us - served) : 0;
+        const words = `${task.model}: ${task.status === "ok" ? "answered" : task.status} after ${micros(task.us)}${waited ? `, usually ${micros(served)} of it in the container` : ""}${used ? ", used" : ""}`;
         return (
           <li key={task.model} title={words}>
             <span class="who">{task.model}{used ? "" : <span class="muted"> {task.status === "ok" ? "not used" : task.status}</span>}</span>
             <span class="bars" role="img" aria-label={words}>
-              {waited > 0 && <span class="bar" style={{ left: 0, width: at(waited), background: `var(${STAGES[1][1]})` }} />}
-              <span class={task.status === "ok" ? "bar" : "bar hatched"} style={{ left: at(waited), width: at(Math.max(task.us - waited, most / 200)), background: `var(${task.status === "ok" ? STAGES[2][1] : "--error"})` }} />
+              {waited > 0 && <span class="bar" style={{ left: 0, width: at(waited), background: `var(${WAITED})` }} />}
+              <span class={task.status === "ok" ? "bar" : "bar hatched"} style={{ left: at(waited), width: at(Math.max(task.us - waited, most / 200)), background: `var(${task.status === "ok" ? SERVED : "--error"})` }} />
               <span class="end" style={{ left: at(row.us) }} />
             </span>
             <span class="n">{micros(task.us)}</span>

@@ -47,7 +47,7 @@ export function Models({ rows, about, now, act }) {
           <thead>
             <tr>
               <th scope="col">model</th><th scope="col">state</th><th scope="col" class="n">containers</th><th scope="col" class="n">memory</th>
-              <th scope="col" class="n">rows/s</th><th scope="col" class="n">p99</th><th scope="col" class="n">queue</th><th scope="col" class="n">batch</th>
+              <th scope="col" class="n">rows/s</th><th scope="col" class="n">p99</th><th scope="col" class="n">queue</th><th scope="col" class="n">batch limit</th>
               <th scope="col">asked by</th><th scope="col">last error</th><th scope="col"><span class="hidden">actions</span></th>
             </tr>
           </thead>

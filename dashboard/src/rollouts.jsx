@@ -67,6 +67,7 @@ function RoleRow({ app, model, role, about, now, act }) {
   const mine = now?.models[id];
   const latest = about.models.find((one) => one.id === id)?.latest;
   const diff = difference(mine?.feedback, now?.feedback);
+  const beside = now?.observers?.[id];
   const psi = now?.canaries?.[id]?.drift?.psi;
   return (
     <tr>
@@ -75,7 +76,7 @@ function RoleRow({ app, model, role, about, now, act }) {
       <td>{role}</td>
       <td class="n">{number(mine?.used ?? 0)}</td>
       <td class="n">{mine?.observer ? number(mine.observer.heard) : "–"}</td>
-      <td class="n">{mine?.agreement?.n ? percent(mine.agreement.mean) : "–"}</td>
+      <td class="n">{beside?.n ? percent(beside.agreement) : mine?.agreement?.n ? percent(mine.agreement.mean) : "–"}</td>
       <td>{diff ? <Mark kind={diff.low > 0 ? "ok" : diff.high < 0 ? "bad" : "off"}>{diff.text}</Mark> : <span class="muted">no feedback yet</span>}</td>
       <td class="n">{psi == null ? "–" : <Mark kind={psi > 0.25 ? "bad" : psi > 0.1 ? "warn" : "ok"}>{number(psi)}</Mark>}</td>
       <td class="actions">

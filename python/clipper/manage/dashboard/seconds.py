@@ -125,7 +125,7 @@ def _application_now(row: Mapping[str, Any]) -> dict[str, Any]:
         kept = ("role", "used", "feedback", "agreement", "missing", "observer")
         models[name] = {key: counts[key] for key in kept if key in counts}
     found = {"models": models, "feedback": row["answers"]["feedback"], "decided_by": row["decided_by"]}
-    return found | {key: row[key] for key in ("canaries", "decoys") if key in row}
+    return found | {key: row[key] for key in ("canaries", "observers", "decoys") if key in row}
 
 
 # -- differences
