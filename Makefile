@@ -116,6 +116,10 @@ endef
 	@command -v prometheus >/dev/null || test -e .venv/prometheus || { echo "fetching prometheus, into .venv (19 MB)"; \
 	  { cd .venv && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } >/dev/null 2>&1; } \
 	  || echo "no prometheus, and it could not be fetched: tests with it are skipped. apt-get install prometheus"
+	@command -v dockerd >/dev/null || test -e .venv/docker || { echo "fetching docker, into .venv (70 MB)"; \
+	  { mkdir -p .venv/docker && cd .venv/docker && apt-get download -qq docker.io containerd runc libdevmapper1.02.1 && \
+	    for one in *.deb; do dpkg-deb -x "$$one" . && rm "$$one" || exit 1; done; } >/dev/null 2>&1; } \
+	  || echo "no dockerd, and it could not be fetched: tests of images are skipped. apt-get install docker.io"
 	@touch $@
 
 dashboard/node_modules/.package-lock.json: dashboard/package.json dashboard/package-lock.json

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from clipper.errors import ConfigError, did_you_mean
+from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
 from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
@@ -34,6 +35,7 @@ class Config(msgspec.Struct, frozen=True):
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
     tracing: TracingSettings = TracingSettings()
+    docker: DockerSettings = DockerSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -60,6 +62,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "http": HttpSettings,
     "grpc": GrpcSettings,
     "tracing": TracingSettings,
+    "docker": DockerSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,
@@ -103,17 +106,13 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | No
     leaves = _from_file(Path(path)) if path is not None else {}
     for more in (_from_env(os.environ if env is None else env), _from_keywords(keywords)):
         leaves.update(more)
-    sections = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
-    server, limits, batching, feedback, http, grpc, tracing = (sections[section] for section in _SECTIONS)
-    named = {
-        section: {name: _build(kind, leaves, (section, name), batching) for name in _names(leaves, section)}
+    sections: dict[str, Any] = {section: _build(kind, leaves, (section,)) for section, kind in _SECTIONS.items()}
+    named: dict[str, Any] = {
+        section: {name: _build(kind, leaves, (section, name), sections["batching"]) for name in _names(leaves, section)}
         for section, kind in _NAMED.items()
     }
-    config = Config(
-        _with_token(server, leaves), limits, batching, feedback, http, grpc, tracing, named["models"], named["apps"],
-        named["streams"], named["model_streams"],
-        {".".join(path): origin for path, (_, origin) in leaves.items()},
-    )  # fmt: skip
+    sections["server"] = _with_token(sections["server"], leaves)
+    config = Config(**sections, **named, origins={".".join(path): origin for path, (_, origin) in leaves.items()})
     _check(config, leaves)
     return config
 

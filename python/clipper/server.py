@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
+from clipper.deploy.deployers import placing
 from clipper.deploy.environments import lines_of
 from clipper.errors import (
     InvalidInput,
@@ -223,6 +224,10 @@ class ClipperServer(Streaming):
         code: Sequence[str] = (),
         requirements: str | os.PathLike[str] | Sequence[str] = (),
         python: str = "",
+        deployer: str = "",
+        memory_mib: int = 0,
+        cpus: float = 0.0,
+        gpus: str = "",
         wait: bool = True,
         promote: bool = True,
     ) -> CoreModel:
@@ -237,6 +242,8 @@ class ClipperServer(Streaming):
         or files the model imports. wait: until every replica is connected; the version becomes the latest only then.
         promote: or not at all, until `manage.promote` says so.  requirements: "requirements.txt", or lines for pip such as
         "scikit-learn==1.5.2": it runs in an environment of its own with these, built once; python: of that, "3.12" or a path.
+        deployer: "process", "docker" or "podman" (server.deployer when not given); for the last two, of each container:
+        memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as "0,2"); docs/images.md.
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
         """
         self._check_open()
@@ -253,6 +260,7 @@ class ClipperServer(Streaming):
             "row_by_row": row_by_row,
             "requirements": lines_of(requirements),
             "python": python,
+            **placing(deployer or self.config.server.deployer, memory_mib, cpus, gpus),
         }
         return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core
 

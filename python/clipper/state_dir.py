@@ -54,6 +54,23 @@ def _marked(run: Path) -> int:
     return fd
 
 
+def is_alive(run: Path) -> bool:
+    """Whether the server with this private folder lives, as far as this host's files tell."""
+    try:
+        fd = os.open(run / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def sweep() -> int:
     """Remove the folders of this user's servers that were killed; -> how many there were."""
     found = 0

@@ -335,6 +335,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     its container needs on sys.path.
     requirements: lines for pip: its containers run in an environment of its own, with these; none: in the server's.
     python: of that environment, "3.11" or the path of an interpreter; empty: the server's.
+    deployer: "process" (or empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all", a
+    number, or ids as "0,2") of each container.
     created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
@@ -357,6 +359,10 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     replicas_max: int = 0
     requirements: tuple[str, ...] = ()
     python: str = ""
+    deployer: str = ""
+    memory_mib: int = 0
+    cpus: float = 0.0
+    gpus: str = ""
 
     @property
     def id(self) -> VersionedModel:

@@ -309,7 +309,7 @@ def test_every_key_is_described() -> None:
         if row.type in ("a whole number", "a number"):
             assert row.range
     whole = Config()
-    sections = (whole.server, whole.limits, whole.batching, whole.feedback, whole.http, whole.grpc, whole.tracing)
+    sections = (whole.server, whole.limits, whole.batching, whole.feedback, whole.http, whole.grpc, whole.tracing, whole.docker)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))

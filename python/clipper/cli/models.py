@@ -25,6 +25,10 @@ _TELL_S = 0.5
 @click.option("--code", metavar="DIR", multiple=True, help="A folder that the model imports from; several times if need be.")
 @click.option("--requirements", metavar="FILE", help="For pip: it runs in an environment of its own, with these.")
 @click.option("--python", metavar="VERSION", default="", help="Of that environment, as 3.12.  [the server's]")
+@click.option("--deployer", type=click.Choice(["process", "docker", "podman"]), help="What runs its containers.  [the server's]")
+@click.option("--memory", metavar="MIB", type=click.IntRange(min=0), help="Of each container of docker or podman.  [no limit]")
+@click.option("--cpus", metavar="N", type=click.FloatRange(min=0), help="Cores of each of them.  [no limit]")
+@click.option("--gpus", metavar="all|N|IDS", help="Of each of them.  [none]")
 @click.option("--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for.")
 @click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
@@ -32,8 +36,8 @@ _TELL_S = 0.5
 @talks
 def deploy(
     ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, batching: str | None,
-    code: tuple[str, ...], requirements: str | None, python: str, trust: tuple[str, ...], behind: bool, no_wait: bool,
-    dry_run: bool,
+    code: tuple[str, ...], requirements: str | None, python: str, deployer: str | None, memory: int | None, cpus: float | None,
+    gpus: str | None, trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Serve TARGET as NAME: module:attribute on the server's host, or an .onnx or .skops file of this one.
 
@@ -43,6 +47,7 @@ def deploy(
     \b
     clipper deploy doubler doubler:double --input "f64[3]"
     clipper deploy svm svm.onnx --replicas 1-4 --behind
+    clipper deploy svm svm.onnx --deployer docker --memory 512 --cpus 2
     """
     settings: dict[str, Any] = {"replicas": bounds(replicas), "promote": not behind, "wait": not no_wait}
     settings |= {"version": version} if version else {}
@@ -51,6 +56,8 @@ def deploy(
     settings |= {"trusted": trust} if trust else {}
     settings |= {"requirements": requirements} if requirements else {}
     settings |= {"python": python} if python else {}
+    placed = {"deployer": deployer, "memory_mib": memory, "cpus": cpus, "gpus": gpus}
+    settings |= {key: value for key, value in placed.items() if value is not None}
     places = [str(Path(place).absolute()) for place in code] or _home_of(target)
     settings |= {"code": places} if places else {}
     with _telling(ask, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext():

@@ -3,7 +3,8 @@
 from clipper.deploy.artifact import Artifact
 from clipper.deploy.deployer import ContainerSpec, Deployer, EventKind, ReplicaEvent, ReplicaState, ReplicaStatus
 from clipper.deploy.package import Package, pack
-from clipper.deploy.process import ProcessDeployer, RestartPolicy
+from clipper.deploy.process import ProcessDeployer
+from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import PackagingError
 
 __all__ = [

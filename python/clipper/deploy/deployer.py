@@ -80,11 +80,16 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
         row_by_row=model.row_by_row,
         pad=model.batching.size_max if model.batching.pad else 0,
         code=model.code,
+        deployer=model.deployer or "process",
+        memory_mib=model.memory_mib,
+        cpus=model.cpus,
+        gpus=model.gpus,
         **{"connect": "", **where},
     )
 
 
 class ReplicaState(StrEnum):
+    BUILDING = "building"  # its image is made
     STARTING = "starting"
     RUNNING = "running"  # its process lives; it serves once it said HELLO to the server
     BACKOFF = "backoff"  # it ended, and is started again after a pause
@@ -93,6 +98,7 @@ class ReplicaState(StrEnum):
 
 
 class EventKind(StrEnum):
+    BUILDING = "building"  # its image; a line of the builder
     STARTED = "started"
     EXITED = "exited"
     RESTARTING = "restarting"

@@ -206,7 +206,7 @@ def _local_modules_by_value() -> Iterator[None]:
     """Meanwhile the user's own modules travel by value, as __main__ always does."""
     already = cloudpickle.list_registry_pickle_by_value()
     added = []
-    for name, module in [*sys.modules.items()]:
+    for name, module in sys.modules.copy().items():  # other threads import meanwhile
         if (
             isinstance(module, types.ModuleType)
             and name == module.__name__

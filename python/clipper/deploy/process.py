@@ -31,6 +31,7 @@ from clipper.deploy.deployer import (
     ReplicaStatus,
     options,
 )
+from clipper.deploy.restarts import RestartPolicy, Restarts
 
 LOG_LINES_MAX = 200
 LOG_LINE_BYTES_MAX = 4096
@@ -40,22 +41,6 @@ _READ_BYTES = 64 << 10
 
 Key = tuple[str, int, int]
 log = logging.getLogger("clipper.deploy")
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """When a replica that ended is started again.
-
-    The pause doubles from `backoff_s_min` to `backoff_s_max`, and is the shortest again after `healthy_s` of life.
-    After `exits_max` exits in `window_s` it is not started again. `grace_s`: from SIGTERM to SIGKILL when stopping.
-    """
-
-    backoff_s_min: float = 0.1
-    backoff_s_max: float = 10.0
-    healthy_s: float = 30.0
-    exits_max: int = 5
-    window_s: float = 30.0
-    grace_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -68,12 +53,11 @@ class _Replica:
     log_fd: int = -1
     started_s: float = 0.0
     due_s: float | None = None  # of the next start (BACKOFF) or of SIGKILL (stopping)
-    pause_s: float = 0.0
     stopping: bool = False
     at_rest: bool = False  # settled, and everyone has been told
     starts: int = 0
     detail: str = ""
-    exits: deque[float] = field(default_factory=deque)
+    restarts: Restarts = field(default_factory=Restarts)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
     lines_ever: int = 0
     partial_line: bytes = b""
@@ -373,20 +357,15 @@ class ProcessDeployer:
             self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, pid, detail)
             return
         self._emit(replica, EventKind.EXITED, pid, detail, replica.tail())
-        now, policy = time.monotonic(), self._policy
-        if now - replica.started_s >= policy.healthy_s:
-            replica.pause_s = 0.0
-        replica.exits.append(now)
-        while replica.exits[0] < now - policy.window_s:
-            replica.exits.popleft()
-        if len(replica.exits) >= policy.exits_max:
-            replica.detail = f"{detail}; stopped after {len(replica.exits)} exits in {now - replica.exits[0]:.1f} s"
+        now = time.monotonic()
+        pause_s = replica.restarts.pause(self._policy, replica.started_s, now)
+        if pause_s is None:
+            replica.detail = f"{detail}; {replica.restarts.looped}"
             self._become(replica, ReplicaState.FAILED, EventKind.FAILED, pid, replica.detail, replica.tail())
             return
-        replica.pause_s = min(policy.backoff_s_max, max(policy.backoff_s_min, 2 * replica.pause_s))
-        replica.due_s = now + replica.pause_s
-        again = f"again in {replica.pause_s:.1f} s"
-        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=replica.pause_s)
+        replica.due_s = now + pause_s
+        again = f"again in {pause_s:.1f} s"
+        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=pause_s)
 
     def _ask_to_end(self, replica: _Replica, grace_s: float) -> None:
         if replica.settled:

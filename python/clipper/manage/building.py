@@ -16,6 +16,7 @@ from clipper.types import Model, VersionedModel
 _log = logging.getLogger(__name__)
 PACKING: Final = "packing"
 BUILDING: Final = "building environment"
+IMAGE: Final = "building image"
 STARTING: Final = "starting"
 LOADING: Final = "loading"
 WARM: Final = "warm"
@@ -23,7 +24,8 @@ FAILED: Final = "failed"
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Where a version is: packing, building environment, starting, loading, warm; or failed.  since_s: on the monotonic clock."""
+    """Where a version is: packing, building environment or image, starting, loading, warm; or failed.  since_s: on the
+    monotonic clock."""
 
     stage: str
     detail: str = ""
@@ -126,4 +128,5 @@ class Building:
 
 
 def needs_environment(model: Model) -> bool:
-    return bool(model.target and (model.requirements or model.python))
+    """Whether its processes run another Python than the server's."""
+    return bool(model.target and (model.requirements or model.python) and model.deployer in ("", "process"))

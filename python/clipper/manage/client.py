@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from clipper.deploy.artifact import artifact_of, is_data
+from clipper.deploy.deployers import ENGINES
 from clipper.deploy.environments import lines_of
 from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, PackagingError
 from clipper.manage.running import the_one
@@ -183,7 +184,7 @@ class Client:
         if requirements := settings.get("requirements"):
             settings["requirements"] = lines_of(requirements)
         patient = copy.copy(self)
-        if requirements or settings.get("python"):
+        if requirements or settings.get("python") or settings.get("deployer") in ENGINES:
             patient._timeout_s = max(self._timeout_s, _BUILD_S)
         return patient._change(f"/admin/models/{_quoted(name)}/deploy", dry_run, settings)
 

@@ -19,12 +19,15 @@ import msgspec
 from clipper.catalog import Catalog
 from clipper.clock import wall_time_us
 from clipper.config import Config
-from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus
+from clipper.deploy.daemon import Owner
+from clipper.deploy.deployer import ContainerSpec, EventKind, ReplicaEvent, ReplicaStatus, spec_of
+from clipper.deploy.deployers import ENGINES, Deployers
 from clipper.deploy.environments import Environments
+from clipper.deploy.needs import needs_of
 from clipper.deploy.package import pack
-from clipper.deploy.process import ProcessDeployer, RestartPolicy
+from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown, UnknownModel
-from clipper.manage.building import FAILED, LOADING, PACKING, STARTING, WARM, Building, Stage, needs_environment
+from clipper.manage.building import FAILED, IMAGE, LOADING, PACKING, STARTING, WARM, Building, Stage, needs_environment
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape
@@ -93,7 +96,9 @@ class Deployment:
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
         self._changing = threading.Lock()  # how many replicas a model has
-        self._deployer = ProcessDeployer(self._on_replica, _restart_policy(config.server))
+        self._deployer = Deployers(
+            self._on_replica, _restart_policy(config.server), config.docker, Owner(folder.run, str(folder.folder or ""))
+        )
         self._failures: dict[VersionedModel, str] = {}
         environments = Environments(folder.environments, config.server.pip_args, config.server.build_s)
         self._building = Building(self._in_service, environments, self._built)
@@ -320,21 +325,9 @@ class Deployment:
 
     def _spec(self, model: Model) -> ContainerSpec:
         cores = os.cpu_count() or 1
-        return ContainerSpec(
-            name=model.name,
-            version=model.version,
-            target=model.target,
-            sha256=model.sha256,
-            input=str(model.input),
-            output=model.output,
-            connect=self._address(),
-            token=self._token,
-            threads=self.config.server.model_threads or max(1, cores // max(1, model.replicas)),
-            retry_singly=model.retry_singly,
-            row_by_row=model.row_by_row,
-            pad=model.batching.size_max if model.batching.pad else 0,
-            code=model.code,
-        )
+        threads = self.config.server.model_threads or int(model.cpus) or max(1, cores // max(1, model.replicas))
+        needs = needs_of(model) if model.deployer in ENGINES else None
+        return spec_of(model, connect=self._address(), token=self._token, threads=threads, needs=needs)
 
     def _await_replicas(self, model: Model) -> None:
         self._building.wait(model.id)
@@ -346,6 +339,8 @@ class Deployment:
         while not self.containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed):
             if failure := self._failures.get(model.id):
                 raise DeployFailed(failure)
+            if self._building.stage_of(model.id).stage == IMAGE:
+                until = time.monotonic() + self.config.server.load_s
             if time.monotonic() >= until:
                 lines = "\n".join(self._deployer.logs(model.name, model.version, 0)[-20:])
                 raise DeployFailed(
@@ -391,9 +386,12 @@ class Deployment:
 
     def _on_replica(self, event: ReplicaEvent) -> None:
         id_ = VersionedModel(event.name, event.version)
+        if event.kind is EventKind.BUILDING:
+            self._building.enter(id_, IMAGE, event.detail)
+            return
         if event.kind in (EventKind.STARTED, EventKind.RESTARTING):
             self._expected.starting(id_, event.replica, event.again_s)
-            if self._building.stage_of(id_).stage == STARTING:
+            if self._building.stage_of(id_).stage in (STARTING, IMAGE):
                 self._building.enter(id_, LOADING)
         elif event.kind is EventKind.FAILED:
             self._expected.failed(id_, event.replica)
@@ -406,7 +404,8 @@ class Deployment:
         self.incidents.append(Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last))
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
-            self._failures[id_] = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
+            unable = f"container {id_}/{event.replica} does not stay up: {event.detail}. Its last lines:\n{lines}"
+            self._failures[id_] = unable if event.pid else f"container {id_}/{event.replica} was not started: {event.detail}"
             self._building.enter(id_, FAILED, event.detail)
             self.containers.notify()
 

@@ -181,6 +181,10 @@ class Operations:
         code: tuple[str, ...] = (),
         requirements: tuple[str, ...] = (),
         python: str = "",
+        deployer: str = "",
+        memory_mib: int = 0,
+        cpus: float = 0.0,
+        gpus: str = "",
         data: bytes = b"",
         kind: str = "",
         trusted: tuple[str, ...] = (),
@@ -193,6 +197,7 @@ class Operations:
         settings: dict[str, Any] = {
             "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
             "retry_singly": retry_singly, "row_by_row": row_by_row, "requirements": requirements, "python": python,
+            "deployer": deployer, "memory_mib": memory_mib, "cpus": cpus, "gpus": gpus,
         }  # fmt: skip
         if not data and not model:
             raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')

@@ -23,6 +23,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
     token: Annotated[str, about("what containers must know to be let in; made up at each start when empty")] = ""
     token_file: Annotated[str, about("the file that holds the token, instead of `token`")] = ""
     insecure: Annotated[bool, about("let containers of other hosts dial in without a configured token")] = False
+    deployer: Annotated[
+        Literal["process", "docker", "podman"], about("what runs the containers of models that do not say")
+    ] = "process"
     engines: Annotated[
         int, about("loop threads, each with a share of the models and of the cache; at most one a core", "engines", ge=1, le=64)
     ] = 1
@@ -159,6 +162,12 @@ class ModelSettings(msgspec.Struct, frozen=True):
         tuple[str, ...], about('for pip: it runs in an environment of its own, with these; `["-r requirements.txt"]`: of a file')
     ] = ()
     python: Annotated[str, about("of that environment: `3.12`, or the path of an interpreter; empty for the server's")] = ""
+    deployer: Annotated[
+        Literal["", "process", "docker", "podman"], about("what runs its containers; empty for that of [server]")
+    ] = ""
+    memory_mib: Annotated[int, about("memory of each of its Docker containers; 0 for no limit", "MiB", ge=0, le=1 << 30)] = 0
+    cpus: Annotated[float, about("cores of each of its Docker containers; 0 for no limit", "cores", ge=0, le=4096)] = 0.0
+    gpus: Annotated[str, about("of each of its Docker containers: `all`, a number, or ids as `0,2`; empty for none")] = ""
 
 
 class ApplicationSettings(msgspec.Struct, frozen=True):

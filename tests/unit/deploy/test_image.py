@@ -33,18 +33,18 @@ RUN python -m venv /opt/model \\
     -r /tmp/packages/requirements.txt /tmp/packages/*.whl
 
 FROM ${BASE}
+ENV PATH=/opt/model/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+USER 10001:10001
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD ["python", "-m", "clipper_container", "healthy", \
+"/tmp/clipper.alive"]
+COPY --from=packages /opt/model /opt/model
+COPY model /model
 LABEL org.opencontainers.image.title="clipper model svm" \\
       org.opencontainers.image.version="3" \\
       clipper.model="svm:3" \\
       clipper.content="sha256:CONTENT" \\
       clipper.sdk="0.1.0"
-ENV PATH=/opt/model/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-COPY --from=packages /opt/model /opt/model
-COPY model /model
-USER 10001:10001
-WORKDIR /tmp
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD ["python", "-m", "clipper_container", "healthy", \
-"/tmp/clipper.alive"]
 ENTRYPOINT ["python", "-X", "faulthandler", "-m", "clipper_container", "serve", "/model/svm-3-PACKED.pkl", "--name", "svm", \
 "--version", "3", "--input", "f64[2]", "--sha256", "CONTENT", "--token-file", "/run/secrets/clipper_token", \
 "--alive-file", "/tmp/clipper.alive"]

@@ -1,0 +1,335 @@
+"""Docker or podman, over the API that both speak, by the package `docker` (an extra: it is imported when a model asks for it).
+
+A container gets as little as it needs: no capability, no new privileges, a file system it cannot write to but for /tmp, and,
+where the server listens on a unix socket, no network at all: the socket is mounted. Rows in shared memory work there too, since
+they are handed over that socket. It runs as whoever runs the server, so that it may use the socket; for a server of root, as a
+user of its own, whom the socket and the token are opened to: both lie in a folder that only root can enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clipper.deploy.deployer import ContainerSpec
+from clipper.deploy.image import TOKEN_FILE, USER, Image, image_of
+from clipper.errors import DeployFailed
+from clipper.settings.docker import DockerSettings
+from clipper.state_dir import is_alive
+from clipper.types import VERSION
+
+INSTALL: Final = 'pip install "clipper-serving[docker]".'
+SOCKET: Final = "/run/clipper.sock"
+TAIL_LINES: Final = 20
+_STARTS: Final = {
+    "docker": "Start it: systemctl start docker.",
+    "podman": "Start it: systemctl start podman.socket (of your own: systemctl --user start podman.socket).",
+}
+_JOIN: Final = "Join its group: sudo usermod -aG docker $USER, then log in again. Or use podman, as yourself."
+_ANOTHER: Final = 'Name another with docker.socket, or serve the model with deployer = "process".'
+_LABEL: Final = "clipper.run"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose containers they are. run: the server's folder while it runs.  folder: of its state, locked by it, or empty."""
+
+    run: Path
+    folder: str = ""
+
+    def labels(self) -> dict[str, str]:
+        return {_LABEL: str(self.run), "clipper.folder": self.folder, "clipper.host": _host()}
+
+    def owns_or_outlived(self, labels: dict[str, str]) -> bool:
+        """Whether a container is left over: from a server that ran on our state, or that ran on this host and runs no more."""
+        run = labels.get(_LABEL, "")
+        if run == str(self.run):
+            return False
+        if self.folder and labels.get("clipper.folder") == self.folder:
+            return True
+        return bool(run) and labels.get("clipper.host") == _host() and not is_alive(Path(run))
+
+
+def _host() -> str:
+    """This host, and this view of its files: a server that sees others must not judge whether a folder is there."""
+    return f"{socket.gethostname()}/{os.stat('/proc/self/ns/mnt').st_ino}"
+
+
+class Daemon:
+    """One engine. kind: "docker" or "podman". Threads: any.
+
+    Every call raises DeployFailed, with what to do, when the engine cannot be reached or refuses.
+    """
+
+    def __init__(self, kind: str, settings: DockerSettings, owner: Owner) -> None:
+        self.kind, self._settings, self._owner = kind, settings, owner
+        self._client: Any = None
+        self._guard = threading.Lock()
+        self._building: dict[str, threading.Lock] = {}
+        self._user: str | None = None
+
+    def close(self) -> None:
+        with self._guard:
+            if self._client is not None:
+                self._client.close()
+            self._client = None
+
+    @property
+    def api(self) -> Any:
+        """The connected client. The first call removes what servers that were killed have left."""
+        with self._guard:
+            if self._client is None:
+                client = self._connected()
+                self._user = self._user_of(client)
+                self._client = client
+                self._sweep(client)
+            return self._client
+
+    # -- reaching it
+
+    def _connected(self) -> Any:
+        try:
+            import docker
+        except ImportError:
+            raise DeployFailed(f"deployer {self.kind!r} needs the package docker.", hint=INSTALL) from None
+        where = self._where()
+        self._probe(where)
+        try:
+            return docker.APIClient(where, version="auto", timeout=self._settings.answer_s)
+        except docker.errors.DockerException as error:
+            raise DeployFailed(f"{self.kind} does not answer at {where}: {error}.", hint=_ANOTHER) from None
+
+    def _where(self) -> str:
+        if self._settings.socket:
+            return self._settings.socket
+        if told := os.environ.get("DOCKER_HOST" if self.kind == "docker" else "CONTAINER_HOST"):
+            return told
+        mine = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+        if self.kind == "docker":
+            usual = ["/var/run/docker.sock", f"{mine}/docker.sock"]
+        else:
+            usual = ["/run/podman/podman.sock", f"{mine}/podman/podman.sock"][:: 1 if os.getuid() == 0 else -1]
+        return "unix://" + next((path for path in usual if os.path.exists(path)), usual[0])
+
+    def _probe(self, where: str) -> None:
+        """Raises, with what a person can do about it, when nobody can be reached at a unix socket."""
+        if not where.startswith("unix:"):
+            return
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect("/" + where.removeprefix("unix:").lstrip("/"))
+        except PermissionError:
+            why, hint = "no permission", _JOIN
+        except FileNotFoundError:
+            why, hint = "there is no such socket", _STARTS[self.kind]
+        except ConnectionRefusedError:
+            why, hint = "nobody listens there", _STARTS[self.kind]
+        except OSError as error:
+            why, hint = error.strerror or str(error), _ANOTHER
+        else:
+            return
+        raise DeployFailed(f"{self.kind} does not answer at {where}: {why}.", hint=hint)
+
+    def refused(self, error: Exception, doing: str) -> DeployFailed:
+        """An error of the package, in our words."""
+        why = getattr(error, "explanation", None) or str(error)
+        return DeployFailed(f"{self.kind} could not {doing}: {str(why).strip().rstrip('.')}.", hint=f"See: {self.kind} info.")
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[Any]:
+        """The client, with errors in our words."""
+        api = self.api
+        import docker
+        import requests
+
+        try:
+            yield api
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise self.refused(error, what) from None
+
+    def _user_of(self, api: Any) -> str | None:
+        """Who a container must be to use the server's socket; None: the user of the image."""
+        if any("rootless" in option for option in api.info().get("SecurityOptions") or ()):
+            return "0:0"  # there, root is the user who runs the engine
+        return None if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
+
+    def _sweep(self, api: Any) -> None:
+        for found in api.containers(all=True, filters={"label": _LABEL}):
+            if self._owner.owns_or_outlived(found.get("Labels") or {}):
+                import docker
+
+                with contextlib.suppress(docker.errors.APIError):
+                    api.remove_container(found["Id"], force=True)
+
+    # -- images
+
+    def image(self, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]) -> str:
+        """The name of the model's image; it is built when it is not there. say: gets the builder's lines."""
+        assert spec.needs is not None
+        image = image_of(spec, spec.needs, self._settings.base)
+        with self._guard:
+            lock = self._building.setdefault(image.name, threading.Lock())
+        with lock:
+            with self.doing("look for an image") as api:
+                if api.images(image.name, quiet=True):
+                    return image.name
+            say(f"building image {image.name}")
+            self._build(image, spec, say, is_over)
+            return image.name
+
+    def _build(self, image: Image, spec: ContainerSpec, say: Callable[[str], None], is_over: Callable[[], bool]) -> None:
+        until, last = time.monotonic() + self._settings.build_s, deque[str](maxlen=TAIL_LINES)
+        with self.doing(f"build the image of '{spec.name}:{spec.version}'") as api:
+            stream = _opened(api, image, self._settings)
+            watch = threading.Thread(target=_close_when, args=(stream, is_over, until), name="clipper-build", daemon=True)
+            watch.start()
+            try:
+                error = _follow_build(stream, last, say)
+            finally:
+                stream.over = True
+                watch.join()
+                stream._response.close()
+            if error or not api.images(image.name, quiet=True):
+                late = time.monotonic() >= until
+                why = f"it was not ready in {self._settings.build_s:g} s" if late else error or "the builder was cut off"
+                lines, id_ = "\n".join(last), f"{spec.name}:{spec.version}"
+                text = f"the image of model '{id_}' was not built: {why.strip().rstrip('.')}. Its last lines:\n{lines}\n"
+                hint = "Is it the base? Set docker.base. Is it a package? See the model's requirements, and docker.build_network."
+                raise DeployFailed(text, hint=hint)
+
+    # -- containers
+
+    def create(self, image: str, spec: ContainerSpec, replica: int) -> str:
+        """A container that is yet to be started; -> its id."""
+        settings = self._settings
+        connect, mounts, network = self._way_in(spec)
+        words = ["--connect", connect, "--replica", str(replica), "--threads", str(spec.threads)]
+        labels = {**self._owner.labels(), "clipper.model": f"{spec.name}:{spec.version}", "clipper.replica": str(replica)}
+        name = f"clipper-{spec.name}-{spec.version}-{replica}-{self._owner.run.name.rpartition('-')[2]}"
+        with self.doing(f"make a container of {image}") as api:
+            from docker.types import DeviceRequest, LogConfig
+
+            memory = spec.memory_mib << 20 or None
+            gpus = [DeviceRequest(capabilities=[["gpu"]], **_gpus(spec.gpus))] if spec.gpus else None
+            size = {"max-size": f"{settings.log_mib}m", "max-file": "1"}
+            host = api.create_host_config(
+                mounts=mounts, network_mode=network, cap_drop=["ALL"], security_opt=["no-new-privileges"], read_only=True,
+                tmpfs={"/tmp": f"rw,nosuid,nodev,mode=1777,size={settings.tmp_mib}m"}, pids_limit=settings.processes_max,
+                mem_limit=memory, memswap_limit=memory, nano_cpus=int(spec.cpus * 1e9) or None, device_requests=gpus,
+                log_config=LogConfig(type="json-file", config=size) if self.kind == "docker" else None,
+            )  # fmt: skip
+            with contextlib.suppress(Exception):  # of an earlier life of this replica
+                api.remove_container(name, force=True)
+            environment = {"HOME": "/tmp", "CLIPPER_VERSION": VERSION, **spec.env}
+            made = api.create_container(
+                image, words, name=name, labels=labels, host_config=host, user=self._user, environment=environment
+            )
+            return str(made["Id"])
+
+    def _way_in(self, spec: ContainerSpec) -> tuple[str, list[Any], str]:
+        """What the container dials, what is mounted for that, and its network."""
+        from docker.types import Mount
+
+        token = self._owner.run / "token"
+        _write(token, spec.token)
+        mounts = [Mount(TOKEN_FILE, str(token), type="bind", read_only=True)]
+        opened = [token]
+        if not spec.connect.startswith("unix:"):
+            network = self._settings.network or "host"
+            return spec.connect.replace("tcp:0.0.0.0:", "tcp:127.0.0.1:"), mounts, network
+        path = Path(spec.connect.removeprefix("unix:"))
+        mounts.append(Mount(SOCKET, str(path), type="bind"))
+        opened.append(path)
+        if os.getuid() == 0 and self._user is None:
+            for file in opened:
+                os.chown(file, -1, USER)
+                os.chmod(file, file.stat().st_mode | (0o060 if file == path else 0o040))
+        return f"unix:{SOCKET}", mounts, self._settings.network or "none"
+
+    def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
+        """What it has written, or what it writes from now on, in pieces, until it ends."""
+        with self.doing("follow a container") as api:
+            output: Iterator[bytes] = api.logs(container, stream=True, follow=True, tail="all" if all_of_it else 0)
+            return output
+
+    def start(self, container: str) -> None:
+        with self.doing("start a container") as api:
+            api.start(container)
+
+    def kill(self, container: str, number: signal.Signals) -> None:
+        with contextlib.suppress(DeployFailed), self.doing("signal a container") as api:
+            api.kill(container, int(number))
+
+    def remove(self, container: str) -> None:
+        with contextlib.suppress(DeployFailed), self.doing("remove a container") as api:
+            api.remove_container(container, force=True)
+
+    def state(self, container: str) -> dict[str, Any]:
+        """As the engine says it: Running, ExitCode, OOMKilled."""
+        with self.doing("look at a container") as api:
+            found: dict[str, Any] = api.inspect_container(container)["State"]
+            return found
+
+
+def _write(path: Path, text: str) -> None:
+    with contextlib.suppress(FileExistsError), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    """ "all", a number of them, or their ids, as the engine takes them."""
+    if text == "all":
+        return {"count": -1}
+    return {"count": int(text)} if text.isdecimal() else {"device_ids": [one.strip() for one in text.split(",")]}
+
+
+# -- following a build
+
+
+def _opened(api: Any, image: Image, settings: DockerSettings) -> Any:
+    """The builder's output, which can be closed from another thread; the package's own build() cannot be."""
+    from docker.types.daemon import CancellableStream
+
+    what = {"t": image.name, "rm": "1", "forcerm": "1"}
+    what |= {"networkmode": settings.build_network} if settings.build_network else {}
+    where, headers = f"{api.base_url}/v{api.api_version}/build", {"Content-Type": "application/x-tar"}
+    response = api.post(where, data=image.context(), params=what, headers=headers, stream=True, timeout=None)
+    if not response.ok:
+        lines = iter([json.dumps({"error": response.json().get("message", response.text)}).encode()])
+        return CancellableStream(lines, response)
+    return CancellableStream(response.iter_lines(), response)
+
+
+def _close_when(stream: Any, is_over: Callable[[], bool], until: float) -> None:
+    while not getattr(stream, "over", False):
+        if is_over() or time.monotonic() >= until:
+            with contextlib.suppress(Exception):  # it may just have ended
+                stream.close()
+            return
+        time.sleep(0.05)
+
+
+def _follow_build(stream: Any, last: deque[str], say: Callable[[str], None]) -> str:
+    """Tells of each line; -> the error, if there was one."""
+    for line in stream:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if "error" in said:
+            return str(said["error"])
+        text = str(said.get("stream") or " ".join(str(said[key]) for key in ("status", "id") if said.get(key)))
+        if text.strip() and not said.get("progressDetail"):
+            last.append(text.rstrip())
+            say(text.rstrip())
+    return ""

@@ -1,0 +1,306 @@
+"""Containers of Docker or podman: one thread a replica makes its image, starts it, follows what it writes, and starts it again.
+
+The rules are those of processes (`restarts`): the engine's own restart policy is off, so that what is said of a replica is true
+whoever runs it. Each life is a container of its own, so that what it wrote can be read from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from clipper.deploy.daemon import Daemon
+from clipper.deploy.deployer import ContainerSpec, EventKind, OnEvent, ReplicaEvent, ReplicaState, ReplicaStatus
+from clipper.deploy.process import LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LOG_TAIL_LINES, Key, describe_exit
+from clipper.deploy.restarts import RestartPolicy, Restarts
+from clipper.errors import ClipperError, DeployFailed
+
+PID = 1  # of a model in its container, which is what it says of itself
+_AGAIN_S = 0.5
+log = logging.getLogger("clipper.deploy")
+
+
+@dataclass(slots=True)
+class _Replica:
+    spec: ContainerSpec
+    number: int
+    state: ReplicaState = ReplicaState.BUILDING
+    container: str = ""
+    started_s: float = 0.0
+    starts: int = 0
+    detail: str = ""
+    at_rest: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
+    guard: threading.Lock = field(default_factory=threading.Lock)  # between a start and the signal to stop
+    restarts: Restarts = field(default_factory=Restarts)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
+    thread: threading.Thread | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.spec.name, self.spec.version, self.number
+
+    @property
+    def pid(self) -> int:
+        return PID if self.state is ReplicaState.RUNNING else 0
+
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self.lines)[-LOG_TAIL_LINES:]
+
+
+class DockerDeployer:
+    """Runs each replica as a container of `daemon`. on_event: called for each `ReplicaEvent`, one at a time; it must not block.
+
+    Threads: any. A fork of this process must not use it.
+    """
+
+    def __init__(self, daemon: Daemon, on_event: OnEvent | None = None, policy: RestartPolicy | None = None) -> None:
+        self._daemon = daemon
+        self._on_event = on_event
+        self._policy = policy or RestartPolicy()
+        self._replicas: dict[Key, _Replica] = {}
+        self._changed = threading.Condition()
+        self._telling = threading.RLock()
+        self._closed = False
+
+    # -- called by anyone
+
+    def start(self, spec: ContainerSpec, replica: int = 0) -> None:
+        """Make the image if need be, start a replica and keep it alive; returns before any of that.
+
+        Raises: ValueError when it is running already; RuntimeError after close().
+        """
+        key = (spec.name, spec.version, replica)
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("this deployer is closed")
+            old = self._replicas.get(key)
+            if old is not None and not old.at_rest:
+                what = f"container {spec.name}/{replica} (version {spec.version})"
+                raise ValueError(f"{what} is {old.state} already; stop it first")
+            new = self._replicas[key] = _Replica(spec, replica)
+            new.thread = threading.Thread(target=self._run, args=(new,), name=f"clipper-container-{spec.name}", daemon=True)
+            new.thread.start()
+
+    def stop(
+        self, name: str, version: int | None = None, replica: int | None = None, grace_s: float | None = None
+    ) -> None:
+        """Stop one replica, all of a version, or of a model: SIGTERM, after `grace_s` SIGKILL; wait till they are gone.
+
+        In a supervising thread (from `on_event`) it only asks. Replicas that do not run are no error.
+        """
+        with self._changed:
+            chosen = [
+                r
+                for (n, v, i), r in self._replicas.items()
+                if n == name and version in (None, v) and replica in (None, i)
+            ]
+        self._stop(chosen, grace_s)
+
+    def restart(self, name: str, version: int, replica: int, pid: int) -> bool:
+        """SIGKILL for a replica; it is started again as after any death. False when that does not run here."""
+        with self._changed:
+            found = self._replicas.get((name, version, replica))
+        if found is None or pid != PID or found.state is not ReplicaState.RUNNING:
+            return False
+        self._daemon.kill(found.container, signal.SIGKILL)
+        return True
+
+    def list(self) -> Sequence[ReplicaStatus]:
+        """Every replica that was started, stopped ones included, by name, version and number."""
+        with self._changed:
+            return [
+                ReplicaStatus(*key, r.state, r.pid, max(0, r.starts - 1), r.detail)
+                for key, r in sorted(self._replicas.items())
+            ]
+
+    def logs(self, name: str, version: int, replica: int) -> Sequence[str]:
+        """The last lines of a replica, of the making of its image at first, oldest first. Raises: KeyError for one that was never
+        started."""
+        with self._changed:
+            return [*self._replicas[name, version, replica].lines]
+
+    def close(self, grace_s: float | None = None) -> None:
+        """Stop everything, all at once."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            replicas = [*self._replicas.values()]
+        self._stop(replicas, grace_s)
+        for replica in replicas:
+            if replica.thread is not None:
+                replica.thread.join()
+        self._daemon.close()
+
+    def _stop(self, replicas: Sequence[_Replica], grace_s: float | None) -> None:
+        grace = self._policy.grace_s if grace_s is None else grace_s
+        for replica in replicas:
+            with replica.guard:
+                replica.stopping.set()
+                running = replica.state is ReplicaState.RUNNING
+            if running:
+                self._daemon.kill(replica.container, signal.SIGTERM)
+        if threading.current_thread() in [replica.thread for replica in replicas]:
+            threading.Timer(grace, self._end, (replicas, 0.0)).start()
+        else:
+            self._end(replicas, grace)
+
+    def _end(self, replicas: Sequence[_Replica], grace_s: float) -> None:
+        """Wait until they are gone; kill those that are not gone in time."""
+
+        def gone() -> bool:
+            return all(replica.at_rest for replica in replicas)
+
+        with self._changed:
+            in_time = self._changed.wait_for(gone, grace_s)
+        if in_time:
+            return
+        for replica in replicas:
+            if not replica.at_rest and replica.container:
+                self._daemon.kill(replica.container, signal.SIGKILL)
+        with self._changed:
+            self._changed.wait_for(gone)
+
+    # -- the thread of a replica
+
+    def _run(self, replica: _Replica) -> None:
+        try:
+            self._live(replica)
+        except ClipperError as error:
+            self._give_up(replica, str(error))
+        except Exception as error:
+            log.exception("the deployer failed at container %s/%d", replica.spec.name, replica.number)
+            self._give_up(replica, f"{type(error).__name__}: {error}")
+        finally:
+            if replica.container:
+                self._daemon.remove(replica.container)
+            with self._changed:
+                replica.at_rest = True
+                self._changed.notify_all()
+
+    def _give_up(self, replica: _Replica, why: str) -> None:
+        """It was not even started, or the engine will have no more of it."""
+        if replica.stopping.is_set():
+            self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, detail=replica.detail)
+            return
+        with self._changed:
+            replica.lines.extend(why.splitlines())
+            replica.detail = why
+        self._become(replica, ReplicaState.FAILED, EventKind.FAILED, detail=why)
+
+    def _live(self, replica: _Replica) -> None:
+        write = self._writer(replica)
+
+        def say(line: str) -> None:
+            write(line)
+            self._emit(replica, EventKind.BUILDING, 0, line)
+
+        image = self._daemon.image(replica.spec, say, replica.stopping.is_set)
+        while self._one_life(replica, image):
+            pass
+        if replica.state is not ReplicaState.FAILED:
+            self._become(replica, ReplicaState.STOPPED, EventKind.STOPPED, PID if replica.starts else 0, replica.detail)
+
+    def _one_life(self, replica: _Replica, image: str) -> bool:
+        """From a start to the end; -> whether there is another."""
+        with replica.guard:
+            replica.state = ReplicaState.STARTING
+        replica.container = self._daemon.create(image, replica.spec, replica.number)
+        with replica.guard:
+            if replica.stopping.is_set():
+                return False
+            replica.started_s = time.monotonic()
+            self._daemon.start(replica.container)
+            replica.starts += 1
+            replica.state = ReplicaState.RUNNING
+        self._emit(replica, EventKind.STARTED, PID)
+        replica.detail = self._follow(replica)
+        if replica.stopping.is_set():
+            return False
+        self._emit(replica, EventKind.EXITED, PID, replica.detail, replica.tail())
+        pause_s = replica.restarts.pause(self._policy, replica.started_s, time.monotonic())
+        if pause_s is None:
+            replica.detail = f"{replica.detail}; {replica.restarts.looped}"
+            self._become(replica, ReplicaState.FAILED, EventKind.FAILED, PID, replica.detail, replica.tail())
+            return False
+        self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, PID, f"again in {pause_s:.1f} s", again_s=pause_s)
+        return not replica.stopping.wait(pause_s)
+
+    def _follow(self, replica: _Replica) -> str:
+        """Read what it writes until it ends; -> how it ended. An engine that goes away for a while is waited for."""
+        write, all_of_it = self._writer(replica), True
+        while True:
+            try:
+                _take(self._daemon.output(replica.container, all_of_it), write)
+            except Exception as error:  # whatever a cut connection comes to
+                write(f"({self._daemon.kind} was cut off: {error})")
+            try:
+                state = self._daemon.state(replica.container)
+                if not state["Running"]:
+                    return describe_end(state, replica.spec.memory_mib)
+            except DeployFailed as error:
+                if replica.stopping.is_set():
+                    return f"left behind: {error.message}"
+            all_of_it = False
+            replica.stopping.wait(_AGAIN_S)
+
+    def _writer(self, replica: _Replica) -> Callable[[str], None]:
+        def write(line: str) -> None:
+            with self._changed:
+                replica.lines.append(line[:LOG_LINE_BYTES_MAX])
+
+        return write
+
+    def _become(
+        self,
+        replica: _Replica,
+        state: ReplicaState,
+        kind: EventKind,
+        pid: int = 0,
+        detail: str = "",
+        log_tail: tuple[str, ...] = (),
+        again_s: float = 0.0,
+    ) -> None:
+        with replica.guard:
+            replica.state = state
+        self._emit(replica, kind, pid, detail, log_tail, again_s)
+
+    def _emit(
+        self, replica: _Replica, kind: EventKind, pid: int, detail: str = "", log_tail: tuple[str, ...] = (), again_s: float = 0.0
+    ) -> None:
+        if self._on_event is None:
+            return
+        try:
+            with self._telling:
+                self._on_event(ReplicaEvent(*replica.key, kind, pid, detail, log_tail, again_s))
+        except Exception:
+            log.exception("on_event failed for container %s/%d", replica.spec.name, replica.number)
+
+
+def _take(output: Iterable[bytes], write: Callable[[str], None]) -> None:
+    """Lines of the pieces of a stream; a line without an end is cut where it is too long."""
+    rest = b""
+    for piece in output:
+        *lines, rest = (rest + piece).split(b"\n")
+        while len(rest) > LOG_LINE_BYTES_MAX:
+            lines.append(rest[:LOG_LINE_BYTES_MAX])
+            rest = rest[LOG_LINE_BYTES_MAX:]
+        for line in lines:
+            write(line.decode("utf-8", "replace"))
+    if rest:
+        write(rest.decode("utf-8", "replace"))
+
+
+def describe_end(state: dict[str, object], memory_mib: int) -> str:
+    """As a person would say it: "exit 3", "killed (SIGKILL)", "killed for memory (its limit is 512 MiB)"."""
+    code = state.get("ExitCode")
+    code = code if isinstance(code, int) else 0
+    if state.get("OOMKilled"):
+        return f"killed for memory (its limit, memory_mib, is {memory_mib})" if memory_mib else "killed for memory"
+    return describe_exit(128 - code if code > 128 else code)

@@ -1,0 +1,139 @@
+"""What is said when an engine cannot be reached, and whose containers are left over; no engine is needed for that."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from clipper.deploy import EventKind, ReplicaState, RestartPolicy
+from clipper.deploy.daemon import Daemon, Owner
+from clipper.deploy.deployer import ContainerSpec
+from clipper.deploy.deployers import Deployers, placing
+from clipper.deploy.docker import describe_end
+from clipper.errors import DeployFailed, InvalidInput
+from clipper.settings.docker import DockerSettings
+from clipper.state_dir import StateDir
+
+
+def said(kind: str, where: str, tmp_path: Path) -> str:
+    with pytest.raises(DeployFailed) as raised:
+        Daemon(kind, DockerSettings(socket=where), Owner(tmp_path)).api  # noqa: B018
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "command"), [("docker", "systemctl start docker"), ("podman", "systemctl start podman.socket")])
+def test_an_engine_that_does_not_run(kind: str, command: str, tmp_path: Path) -> None:
+    where = f"unix://{tmp_path}/not-there.sock"
+    text = f"{kind} does not answer at {where}: there is no such socket. Start it: {command}"
+    assert said(kind, where, tmp_path).startswith(text)
+
+
+def test_an_engine_that_has_died(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "left.sock"))
+    assert ": nobody listens there. Start it: systemctl start docker." in said("docker", f"unix://{tmp_path}/left.sock", tmp_path)
+
+
+def test_a_socket_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, where: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("clipper.deploy.daemon.socket.socket.connect", refuse)
+    text = said("docker", f"unix://{tmp_path}/d.sock", tmp_path)
+    assert ": no permission. Join its group: sudo usermod -aG docker $USER, then log in again." in text
+
+
+def test_the_package_is_named_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    assert said("docker", "", tmp_path) == (
+        """deployer 'docker' needs the package docker. pip install "clipper-serving[docker]"."""
+    )
+
+
+def test_the_package_is_imported_only_when_it_is_used() -> None:
+    import subprocess
+
+    text = "import clipper, sys; clipper.start().close(); sys.exit('docker' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text]).returncode == 0
+
+
+def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_started_again(tmp_path: Path) -> None:
+    events = []
+    settings = DockerSettings(socket=f"unix://{tmp_path}/not-there.sock")
+    deployers = Deployers(events.append, RestartPolicy(), settings, Owner(tmp_path))
+    spec = ContainerSpec(name="svm", target="mine:f", connect="unix:/x", deployer="docker", needs=needs())
+    try:
+        for _ in range(2):
+            deployers.start(spec)
+            while not (events and events[-1].kind is EventKind.FAILED):
+                os.sched_yield()
+            (status,) = deployers.list()
+            assert status.state is ReplicaState.FAILED
+            assert "there is no such socket" in status.detail
+            assert "there is no such socket" in deployers.logs("svm", 1, 0)[-1]
+            assert not deployers.restart("svm", 1, 0, 1)
+            deployers.stop("svm")
+            events.clear()
+    finally:
+        deployers.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        deployers.start(spec)
+
+
+def needs():
+    from clipper.deploy.needs import Needs
+
+    return Needs("mine:f", "module")
+
+
+def test_containers_are_left_over_when_their_server_is_gone(tmp_path: Path) -> None:
+    here, there = StateDir("memory"), StateDir("memory")
+    try:
+        mine, other = Owner(here.run), Owner(there.run)
+        assert not mine.owns_or_outlived(mine.labels())
+        assert not mine.owns_or_outlived(other.labels())
+    finally:
+        there.close()
+    assert mine.owns_or_outlived(other.labels())
+    assert not mine.owns_or_outlived({**other.labels(), "clipper.host": "another/1"})
+    assert not mine.owns_or_outlived({"clipper.host": mine.labels()["clipper.host"]})
+    here.close()
+
+
+def test_containers_on_a_state_that_is_ours_now_are_left_over(tmp_path: Path) -> None:
+    before, now = Owner(tmp_path / "before", "/srv/state"), Owner(tmp_path / "now", "/srv/state")
+    elsewhere = {**before.labels(), "clipper.host": "another/1"}
+    assert now.owns_or_outlived(elsewhere)
+    assert not Owner(tmp_path / "now").owns_or_outlived(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"ExitCode": 0}, "exit 0"),
+        ({"ExitCode": 3}, "exit 3"),
+        ({"ExitCode": 137}, "killed (SIGKILL)"),
+        ({"ExitCode": 139}, "killed (SIGSEGV)"),
+        ({"ExitCode": 137, "OOMKilled": True}, "killed for memory (its limit, memory_mib, is 64)"),
+    ],
+)
+def test_how_a_container_ended(state: dict[str, object], text: str) -> None:
+    assert describe_end(state, 64) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("dokcer", 0, 0, ""), "deployer='dokcer' - did you mean 'docker'?"),
+        (("process", 512, 0, ""), "memory_mib is for containers of docker and podman; this model runs in a process."),
+        (("docker", 4, 0, ""), "memory_mib=4: 16 or more"),
+        (("docker", 1.5, 0, ""), "memory_mib=1.5: 0 for no limit, or more."),
+        (("podman", 0, -1, ""), "cpus=-1: 0 for no limit, or more."),
+    ],
+)
+def test_where_a_model_runs_is_checked(words: tuple[str, int, float, str], text: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        placing(*words)
+    assert str(raised.value).startswith(text)
