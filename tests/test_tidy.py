@@ -21,12 +21,12 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
-    ("status", "dtype", "row_hash", "lead", "crc"),
-    ("lz4", "json_rows", "optimizer", "initializer"),
+    ("status", "dtype", "row_hash", "lead", "crc", "http_bytes"),
+    ("lz4", "json_rows", "http_head", "optimizer", "initializer"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider", "row_index"),
     ("column", "linear", "lesson", "row_arena"),
-    ("delivery", "clock_cache", "codec", "embedding_rows"),
+    ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
     ("hearing", "embedding"),
     ("task", "correction", "output"),
     ("piece",),
@@ -34,9 +34,11 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("mailbox", "replica", "bulk", "demand", "asking"),
     ("crew",),
     ("scheduler",),
-    ("engine",),
+    ("engine", "submit"),
     ("model", "io_loop"),
-    ("ensemble",),
+    ("ensemble", "http_route"),
+    ("http_line",),
+    ("http_door",),
 )
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (

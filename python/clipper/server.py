@@ -414,7 +414,7 @@ class ClipperServer(Streaming):
             VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
             self.scale,
         )
-        frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines))
+        frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines), self._dispatch.engines)
         Management(node, self.manage).add_to(frontends.admin_routes)
         if self.config.http.admin and self.config.http.dashboard:
             self._dashboard = self._with_dashboard(node, frontends)

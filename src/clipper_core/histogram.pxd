@@ -28,3 +28,9 @@ cdef inline void histogram_note(Histogram* h, u64 value) noexcept nogil:
 cdef inline void histogram_note_many(Histogram* h, u64 value, u64 times) noexcept nogil:
     note(&h.buckets[bucket_of(value)], times)
     note(&h.total, value * times)
+
+cdef class LatencyHistogram:
+    cdef Histogram* h
+
+cdef class Counter:
+    cdef atomic[u64] n

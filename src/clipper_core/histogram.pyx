@@ -174,7 +174,6 @@ cdef class LatencyHistogram:
 
     Raises OverflowError for a value out of range, MemoryError when memory is out.
     """
-    cdef Histogram* h
 
     def __cinit__(self):
         self.h = <Histogram*> aligned_new(sizeof(Histogram))
@@ -199,7 +198,6 @@ cdef class LatencyHistogram:
 
 cdef class Counter:
     """Threads: any. A number that only grows, modulo 2**64."""
-    cdef atomic[u64] n
 
     def __cinit__(self):
         self.n.store(0, relaxed)

@@ -9,19 +9,19 @@ import math
 
 import numpy as np
 
-from clipper_core.admission cimport gate_finish_us, gate_probe
 from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
 from clipper_core.dtype cimport ANY, F64, STR, all_finite, itemsize
 from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
-from clipper_core.lane cimport lane_new, lane_submit
+from clipper_core.lane cimport lane_new
 from clipper_core.machine cimport aligned_new, i32, monotonic_us, relaxed
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.projection cimport Similarity, projection_cells
 from clipper_core.scheduler cimport LANE_CLASSES, EngineState, model_state_free, model_state_init
-from clipper_core.status cimport BAD_INPUT, CANCELLED, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, raise_for
+from clipper_core.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.submit cimport lane_prepare, row_refused, row_submit, rows_shut
 
 from clipper_core.dtype import NAMES
 
@@ -287,35 +287,11 @@ cdef class Model:
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, u64 now, Block* block,
                        u32 slot) noexcept nogil:
         """A task in a lane of its SLO's class; OK, or why not."""
-        cdef ModelState* m = self.state
-        cdef EngineState* e = self.engine.state
-        cdef int klass = log2_of(slo_us)
-        cdef Status status = self._shut()
-        if status != PENDING:
-            return status
-        if m.lanes[klass] == NULL:
-            m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
-                                      m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
-        if m.lanes[klass] == NULL or nbytes >> 32:
-            return FULL
-        if (gate_finish_us(&m.gates[klass], m.lanes[klass].ring.cells.tail.load(relaxed), now) > now + slo_us
-                and not gate_probe(&m.gates[klass], now)):
-            return FULL if m.gates[klass].size.load(relaxed) else NO_REPLICA
-        return lane_submit(e.lanes, m.lanes[klass], row, <u32> nbytes, key if m.cached else NULL, block, slot, now + slo_us,
-                           now, salt)
+        lane_prepare(self.engine.state, self.state, slo_us)
+        return row_submit(self.engine.state, self.state, row, nbytes, key, salt, slo_us, now, block, slot)
 
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
-        """Count it; for FULL say after how many seconds another try may succeed."""
-        cdef u32 klass = log2_of(slo_us)
-        cdef u64 now = self._now_us(), finish
-        count(&self.state.tally.refused[<u32> status], 1)
-        self.state.gates[klass].asked_us.store(now, relaxed)
-        if status != FULL or self.state.gates[klass].size.load(relaxed) == 0:
-            return
-        finish = gate_finish_us(&self.state.gates[klass], self.state.lanes[klass].ring.cells.tail.load(relaxed), now)
-        cdef double wait_s = max(<double> finish - <double> (now + slo_us), 1000.0) / 1e6
-        memcpy(&value.word, &wait_s, 8)
-        value.tag = F64
+        row_refused(self.state, status, slo_us, self._now_us(), value)
 
     cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil:
@@ -448,7 +424,7 @@ cdef class Model:
 
     cdef Status _shut(self) noexcept nogil:
         """Why nothing new is taken in, or 0."""
-        return <Status> (self.engine.state.delivery.dead.load(relaxed) or self.engine.state.refusing.load(relaxed))
+        return rows_shut(self.engine.state)
 
     cdef int _wait_for_room(self, int klass, u64 until) except -1:
         cdef EngineState* e = self.engine.state

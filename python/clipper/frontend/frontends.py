@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from clipper.errors import ConfigError
@@ -11,6 +11,7 @@ from clipper.frontend.admin import guard
 from clipper.frontend.described import Limits
 from clipper.frontend.description import PUBLIC, Description
 from clipper.frontend.exporter import Exporter
+from clipper.frontend.hot import Hot
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, Response, answer_json
 from clipper.frontend.node import Node
@@ -24,6 +25,7 @@ from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import TlsFiles, admin_tls, query_tls
 from clipper.settings.tracing import exporting
+from clipper_core.engine import Engine
 
 if TYPE_CHECKING:
     from clipper.frontend.grpc import Grpc
@@ -34,8 +36,10 @@ _PAGE = "/dashboard"
 class Frontends:
     """Threads: any; start, drain and stop from one. `routes` and `admin_routes` take further routes until start()."""
 
-    def __init__(self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear]) -> None:
-        self._node, self._make_ear = node, make_ear
+    def __init__(
+        self, node: Node, make_ear: Callable[[asyncio.AbstractEventLoop], Ear], engines: Sequence[Engine] = ()
+    ) -> None:  # fmt: skip
+        self._node, self._make_ear, self._engines = node, make_ear, engines
         self._listeners: Listeners | None = None
         self._grpc: Grpc | None = None
         self.routes, self.admin_routes = Routes(), Routes()
@@ -92,10 +96,19 @@ class Frontends:
             return
         certificates = {key: found for key, found in self._access.certificates.items() if key != "grpc"}
         counts = [self._counts[key] for key, _, _ in each]
-        self._listeners = Listeners(settings, each, self._make_ear, counts, certificates, self._exporter)
+        self._listeners = Listeners(settings, each, self._make_ear, counts, certificates, self._exporter, self._hot())
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
+
+    def _hot(self) -> Hot | None:
+        """The door, for queries without TLS, without keys, and of which no trace is exported."""
+        http, access = self._node.config.http, self._access
+        if not (http.address and http.workers and self._engines) or self._exporter is not None:
+            return None
+        if access.keys is not None or "address" in access.certificates:
+            return None
+        return Hot(self._node, self.routes, self._counts["address"], self._engines)
 
     def _start_grpc(self) -> None:
         try:

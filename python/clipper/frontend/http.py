@@ -1,5 +1,8 @@
 """HTTP/1.1: bytes to requests and responses to bytes, and what a stranger may not do.
 
+Where queries come in, the door (frontend/hot.py) reads first; what is not plain comes here with its connection. This is the one
+place that knows all of HTTP, and every error.
+
 Our own protocol class on uvloop, with httptools (llhttp) to read. A framework costs four to ten times the CPU of a query; and
 what matters here is what is refused. llhttp, without any of its leniencies, refuses what two readers of one message could take
 for different messages: Content-Length with Transfer-Encoding, two of either, signs and commas in a length, folded headers, a bare
@@ -15,6 +18,7 @@ away.
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -44,12 +48,14 @@ from clipper.frontend.traces import Trace, begin_trace, log_request
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.ear import Ear, Future
 from clipper.settings.http import HttpSettings
+from clipper_core.http_door import Door
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
 _WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
+_PLAIN_FOR_RETURN = 2  # requests in a row of the door's kind, before it has the connection back; twice as many each time
 
 
 class _Methods(dict[bytes, str]):
@@ -76,6 +82,8 @@ class Service:
         self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[Connection] = set()
+        self.door: Door | None = None
+        self.is_plain: Callable[[Request], bool] = lambda request: False  # whether the door might have answered it
         self.draining = False
         self.now_s = 0.0
         self.date = b""
@@ -84,8 +92,15 @@ class Service:
         sample = None if self.exporter is None else self.exporter.sample
         return begin_trace(sample, headers.get(b"traceparent", b""), headers.get(b"tracestate", b""))
 
-    def busy(self) -> bool:
-        return any(connection.is_busy for connection in self.connections)
+    def changed(self) -> None:
+        """A connection came or went."""
+        self.counts.connections = len(self.connections)
+        if self.door is not None:
+            self.door.outside = len(self.connections)
+
+    def is_full(self) -> bool:
+        held = self.door.connections if self.door is not None else 0
+        return len(self.connections) + held > self.settings.connections_max
 
     def drain(self) -> None:
         """Close what is idle; the rest after its response."""
@@ -204,10 +219,14 @@ class Exchange:
 
 
 class Connection(asyncio.Protocol):
-    """One client. Threads: the loop's."""
+    """One client. Threads: the loop's. data: what the door has read of it, `age_s` ago.  returns: how often the door has had it
+    back."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, data: bytes = b"", age_s: float = 0.0, returns: int = 0) -> None:
         self.service = service
+        self._data, self._age_s, self._returns = data, age_s, returns
+        self._plain = 0
+        self._feeding = False
         self.gone = False  # nothing more is sent
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
@@ -240,15 +259,20 @@ class Connection(asyncio.Protocol):
         service = self.service
         self._since_s = service.now_s
         service.connections.add(self)
-        service.counts.connections += 1
-        if len(service.connections) > service.settings.connections_max:
+        service.changed()
+        if service.is_full():
             hint = "See http.connections_max."
             self._refuse(Refused(503, "too many connections are open.", hint, ((b"retry-after", b"1"),)))
+        data, self._data = self._data, b""
+        if data:
+            self.data_received(data)
+        if self._phase != _IDLE:
+            self._since_s -= self._age_s
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone = self._deaf = True
         self.service.connections.discard(self)
-        self.service.counts.connections -= 1
+        self.service.changed()
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()
@@ -281,6 +305,7 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         before = self._messages if self._phase == _HEAD else -1
+        self._feeding = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -290,6 +315,9 @@ class Connection(asyncio.Protocol):
             self._refuse(Refused(400, "the request cannot be read."))
         except httptools.HttpParserError as error:
             self._refuse(Refused(400, f"the request is no HTTP/1.1: {error}."))
+        self._feeding = False
+        if self._plain:
+            self._return()
         if self._phase == _HEAD and before == self._messages:
             self._fed_bytes += len(data)
             if self._fed_bytes > self.service.settings.header_bytes_max:
@@ -381,6 +409,7 @@ class Connection(asyncio.Protocol):
         self._body = b""
         exchange = Exchange(self, request, not self._parser.should_keep_alive())
         self._open.append(exchange)
+        self._plain = self._plain + 1 if self.service.is_plain(request) else 0
         self._handle(exchange)
         if len(self._open) >= self.service.settings.pipeline_max:
             self._regulate()
@@ -420,6 +449,26 @@ class Connection(asyncio.Protocol):
             self._regulate()
         if self._phase == _IDLE:
             self._since_s = self.service.now_s
+        if self._plain and not self._feeding:
+            self._return()
+
+    def _return(self) -> None:
+        """To the door, between two requests, if it has only been asked what the door could have answered for a while."""
+        door, transport = self.service.door, self._transport
+        if self._plain < _PLAIN_FOR_RETURN << min(self._returns, 20) or self.is_busy or self.full or self._paused:
+            return
+        if door is None or self.gone or self._deaf or self.service.draining or transport.is_closing():
+            return
+        if transport.get_write_buffer_size():
+            return
+        transport.pause_reading()
+        line = os.dup(transport.get_extra_info("socket").fileno())
+        if not door.adopt(line, self._returns + 1):
+            os.close(line)
+            transport.resume_reading()
+            return
+        self.gone = self._deaf = True
+        transport.abort()  # closes this descriptor; the door's stays
 
     def _has_streamed(self, exchange: Exchange) -> bool:
         """Whether its body is written, up to the end."""

@@ -16,6 +16,7 @@ import uvloop
 from clipper.clock import wall_time_us
 from clipper.errors import AddressInUse, ConfigError
 from clipper.frontend.exporter import Exporter
+from clipper.frontend.hot import Hot
 from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Outcome, Request
 from clipper.frontend.tls_door import TlsDoor
@@ -35,16 +36,16 @@ class Listeners:
     """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
 
     each: (key of [http] that holds the address, the address, what handles requests there).  counts: alike.  certificates: of
-    those that speak TLS, by that key, with where to count.
+    those that speak TLS, by that key, with where to count.  hot: the door, where queries come in.
     """
 
     def __init__(
         self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear],
         counts: Sequence[HttpCounts], certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
-        exporter: Exporter | None = None,
+        exporter: Exporter | None = None, hot: Hot | None = None,
     ) -> None:  # fmt: skip
-        self._settings = settings
-        self._make_ear, self._counts, self._exporter = make_ear, counts, exporter
+        self._settings, self._exporter, self._hot = settings, exporter, hot
+        self._make_ear, self._counts = make_ear, counts
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
@@ -74,6 +75,8 @@ class Listeners:
             ear.close()
             for door in self._doors:
                 door.close()
+            if self._hot is not None:
+                self._hot.close()
             for service in self._services:
                 for connection in tuple(service.connections):
                     connection.abort()
@@ -85,6 +88,9 @@ class Listeners:
         for (listener, handle), counts, certificate in zip(self._sockets, self._counts, self._certificates, strict=True):
             service = Service(self._settings, handle, ear, self._run_on_worker, counts, self._exporter)
             self._services.append(service)
+            if self._hot is not None and counts is self._hot.counts:
+                self._hot.open(self._loop, service, listener)
+                continue
             factory = _factory(service)
             if certificate is not None:
                 factory = door = TlsDoor(service, *certificate)
@@ -98,6 +104,8 @@ class Listeners:
             service.look(now_s, date)
         for door in self._doors:
             door.look(now_s)
+        if self._hot is not None:
+            self._hot.look()
         each_s = min(_LOOK_S_MAX, self._settings.header_s / 4, self._settings.idle_s / 4)
         self._loop.call_later(each_s, self._look)
 
@@ -125,6 +133,8 @@ class Listeners:
     def _drain(self) -> None:
         for server in self._servers:
             server.close()
+        if self._hot is not None:
+            self._hot.drain()
         for service in self._services:
             service.drain()
         for door in self._doors:
@@ -139,11 +149,14 @@ class Listeners:
             self._thread.join()
         else:
             self._loop.close()
+        if self._hot is not None:
+            self._hot.stop()
         for listener, _ in self._sockets:
             listener.close()
 
     def _leave(self, until_s: float) -> None:
-        if self._loop.time() < until_s and any(service.connections for service in self._services):
+        busy = any(service.connections for service in self._services) or (self._hot is not None and self._hot.is_busy)
+        if self._loop.time() < until_s and busy:
             self._loop.call_later(0.005, self._leave, until_s)
         else:
             self._loop.stop()

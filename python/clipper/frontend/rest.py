@@ -158,8 +158,8 @@ class Rest:
         if trace is not None:
             trace.asked(question.name, (future,))
         if future.done():
-            return _one_predicted(future, question)
-        return Later((future,), functools.partial(_one_predicted, future, question))
+            return one_predicted(future, question)
+        return Later((future,), functools.partial(one_predicted, future, question))
 
     def _ask_all(
         self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0,
@@ -228,7 +228,7 @@ class Rest:
         if body.input is _NOTHING:
             raise InvalidInput("the request lacks `input`.", hint='Write {"input": ...} or {"input_batch": [...]}.')
         future = predict(question, self._inputs.reader(question)(body.input, "$.input"), None, question.slo_us, 0)
-        return _outcome((future,), functools.partial(_old_one, future))
+        return _outcome((future,), functools.partial(old_one, future))
 
     def _pinned(self, question: Question, version: str) -> Question:
         """The application with one version of its (first) model, current or not."""
@@ -292,7 +292,7 @@ def _qualifiers(answer: Answer) -> dict[str, Qualifiers]:
     return {_name_of(model): said for model, said in answer.qualifiers.items()}
 
 
-def _one_predicted(future: Future, question: Question) -> Response:
+def one_predicted(future: Future, question: Question) -> Response:
     answer = answer_of(future, question)
     return Response(200, to_json(_predicted(answer)), id=answer.id.encode("ascii"))
 
@@ -317,7 +317,7 @@ def _old_body(future: Future) -> dict[str, Any]:
     return {**body, "default_explanation": answer.reason} if answer.is_default else body
 
 
-def _old_one(future: Future) -> Response:
+def old_one(future: Future) -> Response:
     return answer_json(_old_body(future))
 
 

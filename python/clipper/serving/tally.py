@@ -201,7 +201,7 @@ class Tally:
             "queries": self.asked.value,
             "duration_us": duration(self.duration.snapshot()),
             "latency_us": self.duration.snapshot(),
-            "decided_by": {name or "nobody": counter.value for name, counter in sorted(self.decided.items())},
+            "decided_by": {name or "nobody": counter.value for name, counter in sorted(self.decided.items()) if counter.value},
             "answers": {"ok": self.answered.value, "default": defaults, "feedback": right},
             "models": models,
             "agreement": pairs,

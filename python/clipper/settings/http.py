@@ -12,6 +12,9 @@ from clipper.setting import about
 class HttpSettings(msgspec.Struct, frozen=True):
     address: Annotated[str, about("where queries come in: `HOST:PORT`, port 0 for any free one; empty for no HTTP")] = ""
     admin: Annotated[str, about("where management comes in, alike; empty for none")] = ""
+    workers: Annotated[
+        int, about("threads that answer plain queries without Python; 0: Python answers all", "threads", ge=0, le=64)
+    ] = 1
     token: Annotated[str, about("what `Authorization: Bearer` must say for management; needed off loopback")] = ""
     tokens_file: Annotated[
         str, about("file of who may manage, made by `clipper key`: the history then has the name of each token's holder")

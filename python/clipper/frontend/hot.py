@@ -1,0 +1,238 @@
+"""The door: plain queries are answered by threads that never take the GIL (clipper_core.http_door), all else by Python.
+
+What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body `{"input": [...]}` and nothing
+beside, in the plainest of HTTP, of an application with one model, a policy that learns nothing, no decider, no roles, and
+numbers for input. Its table is made anew at every change of the catalog, before whoever made the change hears that it is made.
+The answers are the same to the byte, and so are the counts: the door adds to the very counters of serving/tally and metrics.
+
+Whatever else comes on a connection, the connection comes here with it (frontend/http.py); and back, when it has been plain for a
+while. A query that ends in anything but a prediction that is written as it stands has its response made here, from its future, as
+any other.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from clipper.catalog import View
+from clipper.frontend.http import Connection, Exchange, Service
+from clipper.frontend.messages import Refused, Request, Response, to_json
+from clipper.frontend.node import Node
+from clipper.frontend.rest import old_one, one_predicted
+from clipper.frontend.routes import Routes
+from clipper.metrics import HttpCounts
+from clipper.selection.ensemble import Ensemble
+from clipper.selection.fixed import Fixed
+from clipper.serving.processor import Asked, Question, finish, plan_for
+from clipper_core.engine import Engine
+from clipper_core.future import Future
+from clipper_core.http_door import Door, Ending, Handed
+from clipper_core.http_route import HotRoute, HotTable
+
+_log = logging.getLogger(__name__)
+_POLICIES = (Ensemble, Fixed)
+_FOREIGN = (b"transfer-encoding", b"content-encoding", b"expect", b"traceparent", b"clipper-deadline-ms", b"origin")
+_UNREAD = ("any", "bool", "f16", "str", "bytes")  # inputs that the core does not read from JSON
+_FORMS: tuple[tuple[str, str, Callable[[Future, Question], Response]], ...] = (
+    ("predict", "/api/{}/predict", one_predicted),
+    ("old_predict", "/{}/predict", lambda future, question: old_one(future)),
+)
+
+
+class Subject:
+    """Whose question a route is. Called for what `Future.extra` is to be of a query that ends here."""
+
+    __slots__ = ("make", "path", "pattern", "question")
+
+    def __init__(
+        self, question: Question, path: bytes, pattern: str, make: Callable[[Future, Question], Response]
+    ) -> None:
+        self.question, self.path, self.pattern, self.make = question, path, pattern, make
+
+    def __call__(self, id: str) -> Asked:
+        state, plan = plan_for(self.question, None)
+        return Asked(self.question, plan, state, "", (), None, id)
+
+
+def is_hot(question: Question) -> bool:
+    """Whether its plain answers are one model's, and nobody's business but the counters'."""
+    return (
+        len(question.models) == 1
+        and type(question.policy) in _POLICIES
+        and question.speculation is None
+        and question.cast is None
+        and question.window is None
+        and question.lineup is not None
+        and not question.decoys
+    )
+
+
+class _Elsewhere:
+    """What an exchange needs of its connection, where the door has that."""
+
+    gone = False
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def flush(self) -> None:
+        """The door does."""
+
+
+class Hot:
+    """The door of one listener, and its threads. Threads: rebuild any; open, look, drain: the event loop's; stop: one."""
+
+    def __init__(self, node: Node, routes: Routes, counts: HttpCounts, engines: Sequence[Engine]) -> None:
+        http = node.config.http
+        self._node, self._routes, self.counts = node, routes, counts
+        self.door = Door(
+            engines, http.workers, secrets.token_hex(6).encode(), header_s=http.header_s, idle_s=http.idle_s,
+            connections_max=http.connections_max, header_bytes_max=http.header_bytes_max, body_bytes_max=http.body_bytes_max,
+            pipeline_max=http.pipeline_max, finish=finish,
+        )  # fmt: skip
+        self._threads = [
+            threading.Thread(target=self.door.run, args=(i,), name="clipper-http-door", daemon=True) for i in range(http.workers)
+        ]
+        self._table = HotTable({})
+        self._untyped: list[Question] = []
+        self._guard = threading.Lock()
+        self._adopting: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._service: Service
+        self._listener: socket.socket
+        self._end_following: Callable[[], None] = lambda: None
+
+    def open(self, loop: asyncio.AbstractEventLoop, service: Service, listener: socket.socket) -> None:
+        """Listen; `service` has what is not plain."""
+        self._loop, self._service, self._listener = loop, service, listener
+        service.door, service.is_plain = self.door, self._is_plain
+        self.counts.held = lambda: self.door.connections
+        self._end_following = self._node.catalog.on_change(self.rebuild)
+        self.rebuild(self._node.catalog.view)
+        loop.add_reader(self.door.fd, self._take)
+        self.door.listen(os.dup(listener.fileno()))
+        for thread in self._threads:
+            thread.start()
+
+    # -- the table
+
+    def rebuild(self, view: View) -> None:
+        """The catalog has changed."""
+        with self._guard:
+            routes: dict[bytes, HotRoute] = {}
+            self._untyped = []
+            for name in view.applications:
+                question = self._node.question(name)
+                if is_hot(question):
+                    self._add(routes, question)
+            self._table = HotTable(routes)
+            self.door.set_table(self._table)
+
+    def _add(self, routes: dict[bytes, HotRoute], question: Question) -> None:
+        (model,), lineup = question.models, question.lineup
+        core = question.cores[model]
+        dtype = core.describe_input().partition("[")[0]
+        if dtype == "any":
+            self._untyped.append(question)
+        if dtype in _UNREAD or core.similar is not None or lineup is None:
+            return
+        tally = lineup.tally
+        of_model = tally.of(model)
+        counts = (tally.asked, tally.answered, tally.step("all"), of_model.used, of_model.wins)
+        for form, pattern, make in _FORMS:
+            path = pattern.format(question.name).encode()
+            if self._leads_to(path) != pattern:
+                continue
+            row = self.counts.row("POST", pattern)
+            subject = Subject(question, path, pattern, make)
+            routes[path] = HotRoute(
+                core, form, question.node, to_json([str(model)]), question.slo_us, question.confidence_min, counts,
+                tally.duration, row.ok, row.durations, subject,
+            )  # fmt: skip
+
+    def _leads_to(self, path: bytes) -> str:
+        request = Request("POST", path, b"", {}, b"")
+        with contextlib.suppress(Refused):
+            self._routes.find(request)
+        return request.route
+
+    def _is_plain(self, request: Request) -> bool:
+        return (
+            request.method == "POST"
+            and request.path in self._table
+            and not request.query
+            and not any(name in request.headers for name in _FOREIGN)
+        )
+
+    def look(self) -> None:
+        """Every so often."""
+        self.door.sweep()
+        if any(core.describe_input() != "any" for question in self._untyped for core in question.cores.values()):
+            self.rebuild(self._node.catalog.view)  # a model that had no type yet has one: from its first row
+
+    # -- what comes out
+
+    def _take(self) -> None:
+        for item in self.door.take():
+            if isinstance(item, Handed):
+                self._adopt(item)
+            else:
+                self._answer(item)
+
+    def _adopt(self, handed: Handed) -> None:
+        make = functools.partial(Connection, self._service, handed.data, handed.age_s, handed.returns)
+        line = socket.socket(fileno=handed.fd)
+        task = self._loop.create_task(self._connect(make, line))
+        self._adopting.add(task)
+        task.add_done_callback(self._adopting.discard)
+
+    async def _connect(self, make: Callable[[], Connection], line: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(make, line)
+        except OSError as error:  # it broke on its way here
+            _log.debug("a connection was lost: %s", error)
+            line.close()
+
+    def _answer(self, ending: Ending) -> None:
+        subject: Subject = ending.route.subject
+        headers = {b"x-request-id": ending.id} if ending.id else {}
+        request = Request("POST", subject.path, b"", headers, b"")
+        request.route, request.began_ns = subject.pattern, ending.began_ns
+        exchange = Exchange(cast("Connection", _Elsewhere(self._service)), request, False)
+        try:
+            exchange.answer(subject.make(ending.future, subject.question))
+        except Exception as error:
+            exchange.fail(error)
+        self.door.answer(ending.worker, ending.ticket, exchange.data or b"", exchange.close)
+
+    # -- the end
+
+    @property
+    def is_busy(self) -> bool:
+        return self.door.connections > 0 or bool(self._adopting)
+
+    def drain(self) -> None:
+        self._listener.close()
+        self.door.drain()
+
+    def close(self) -> None:
+        """Take nothing any more; on the event loop, when it ends."""
+        self._end_following()
+        self._loop.remove_reader(self.door.fd)
+
+    def stop(self) -> None:
+        """End the threads, and close what is left. The event loop has ended."""
+        self.door.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        for item in self.door.take():
+            if isinstance(item, Handed):
+                os.close(item.fd)

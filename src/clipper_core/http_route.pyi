@@ -1,0 +1,21 @@
+from collections.abc import Sequence
+from typing import Any
+
+from clipper_core.histogram import Counter, LatencyHistogram
+from clipper_core.model import Model
+
+class HotRoute:
+    subject: Any
+    def __init__(
+        self, model: Model, form: str, node: str, models: bytes, slo_us: int, confidence_min: float, counts: Sequence[Counter],
+        took: LatencyHistogram, ok: Counter, requests: LatencyHistogram, subject: Any,
+    ) -> None: ...  # fmt: skip
+    @property
+    def users(self) -> int: ...
+
+class HotTable:
+    def __init__(self, routes: dict[bytes, HotRoute]) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, path: bytes) -> bool: ...
+    @property
+    def users(self) -> int: ...

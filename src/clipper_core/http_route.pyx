@@ -1,0 +1,348 @@
+"""From the bytes of a body to those of an answer.
+
+The body that is read here is `{"input": ROW}` and nothing beside; the V2 forms are in http_infer. The counts are the same words of
+memory that serving/tally and metrics/http_counts add to: who reads them sees one number, whoever answered.
+"""
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy
+
+from clipper_core.clock_cache cimport cache_lookup, key_of
+from clipper_core.delivery cimport block_drop, claims_lock, claims_unlock, slot_fill, slots_claim
+from clipper_core.dtype cimport ANY, BOOL, BYTES, F16, STR, itemsize
+from clipper_core.histogram cimport count, histogram_record
+from clipper_core.json_rows cimport Text, json_count, json_read_row
+from clipper_core.json_value cimport json_f64, json_value, value_belief
+from clipper_core.lane cimport taker_enters, taker_leaves
+from clipper_core.machine cimport aligned_new, monotonic_us, relaxed
+from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_drop
+from clipper_core.row_hash cimport Key
+from clipper_core.status cimport BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for
+from clipper_core.submit cimport lane_prepare, row_refused, row_submit
+
+cdef enum:
+    ROW_BYTES_MAX = 16777216    # longer rows are Python's
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+cdef inline void _skip_blanks(Text* text) noexcept nogil:
+    while text.at < text.end and (text.at[0] == 32 or text.at[0] == 10 or text.at[0] == 13 or text.at[0] == 9):
+        text.at += 1
+
+
+cdef inline bint _take(Text* text, const char* word, u64 n) noexcept nogil:
+    """A token, with blanks before it."""
+    _skip_blanks(text)
+    if <u64> (text.end - text.at) < n or memcmp(text.at, word, n) != 0:
+        return False
+    text.at += n
+    return True
+
+
+cdef bint _read_row(RouteState* r, Text* text, Bytes* row) noexcept nogil:
+    """A row from JSON, at the beginning of `row`."""
+    cdef Wanted wanted = r.wanted
+    cdef u64 elements = 1
+    cdef u32 i
+    cdef u8* to
+    _skip_blanks(text)
+    if r.variable:
+        wanted.dims[0] = json_count(text)
+    for i in range(wanted.rank):
+        elements *= wanted.dims[i]
+    if elements > <u64> (text.end - text.at) or elements * itemsize(wanted.dtype) > ROW_BYTES_MAX:
+        return False            # before memory is asked for: every number takes a digit
+    row.clear()
+    to = row.reserve(elements * itemsize(wanted.dtype) + 8)
+    if to == NULL or not json_read_row(text, &wanted, to):
+        return False
+    row.end += elements * itemsize(wanted.dtype)
+    return True
+
+
+cdef bint _read_predict(RouteState* r, const u8* body, u64 n, Bytes* row) noexcept nogil:
+    cdef Text text
+    text.at, text.end = body, body + n
+    if not (_take(&text, "{", 1) and _take(&text, "\"input\"", 7) and _take(&text, ":", 1) and _read_row(r, &text, row)
+            and _take(&text, "}", 1)):
+        return False
+    _skip_blanks(&text)
+    return text.at == text.end
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+cdef u64 _number(DeliveryState* d) noexcept nogil:
+    """Of an answer without a slot."""
+    cdef u64 number
+    claims_lock(d.lock)
+    number = d.next_id
+    d.next_id += 1
+    claims_unlock(d.lock)
+    return number
+
+
+cdef Status _submit(Query* q, const Bytes* row, const Key* key) noexcept nogil:
+    cdef EngineState* e = q.route.engine
+    cdef Status status = CLOSED
+    if taker_enters(e.lanes[0], e.refusing):
+        status = row_submit(e, q.route.model, row.at(), row.size(), key, 0, q.route.slo_us, q.began_us, q.block, q.slot)
+        taker_leaves(e.lanes[0])
+    return status
+
+
+cdef Came _ask(Query* q, const Bytes* row) noexcept nogil:
+    cdef RouteState* r = q.route
+    cdef Key key
+    cdef Status status
+    q.value.word = 0
+    q.value.tag = TAG_NONE
+    q.block = NULL
+    if r.model.cached:
+        key = key_of(r.engine.cache, r.model.spec.uid, 0, row.at(), row.size())
+        if cache_lookup(r.engine.cache, &key, &q.value):
+            count(&r.model.tally.hits, 1)
+            count(r.asked, 1)
+            q.number = _number(r.engine.delivery)
+            return VALUE
+    if not slots_claim(r.engine.delivery, 1, &q.block, &q.slot):
+        return OTHER            # no memory: Python says so
+    count(r.asked, 1)
+    q.number = q.block.first_id + q.slot
+    status = _submit(q, row, &key)
+    if status == OK:
+        return OPEN
+    row_refused(r.model, status, r.slo_us, q.began_us, &q.value)
+    slot_fill(r.engine.delivery, q.block, q.slot, status, &q.value)
+    block_drop(r.engine.delivery, q.block, 1)
+    q.value.tag = TAG_NONE
+    return ENDED
+
+
+cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
+    if head.json_bytes != <u64> -1 or not _read_predict(q.route, body, head.body_bytes, row):
+        return OTHER
+    q.id_bytes = head.id_bytes
+    if head.id_bytes:
+        memcpy(q.id, head.id, head.id_bytes)
+    return _ask(q, row)
+
+
+cdef DeliveryState* query_home(const Query* q) noexcept nogil:
+    return q.route.engine.delivery
+
+
+cdef void query_drop(Query* q) noexcept nogil:
+    """As a future that nobody holds any more."""
+    cdef DeliveryState* d = q.route.engine.delivery
+    cdef u8 state
+    cdef Value value
+    value_drop(&q.value)
+    if q.block == NULL:
+        return
+    state = q.block.state[q.slot].load(relaxed)
+    if state != PENDING and state != CANCELLED and q.block.tag[q.slot] == TAG_BLOB:
+        value.word = q.block.word[q.slot]
+        value.tag = TAG_BLOB
+        value_drop(&value)
+        q.block.tag[q.slot] = TAG_NONE
+    block_drop(d, q.block, 1)
+    q.block = NULL
+
+
+# -- answering ---------------------------------------------------------------------------------------------------------
+
+cdef bint _predicted(Query* q, const Value* value, double belief, u32 latency_us, Bytes* body) noexcept nogil:
+    body.put("{\"id\":\"", 7)
+    body.put(q.route.node.at(), q.route.node.size())
+    body.put_hex(q.number)
+    body.put("\",\"output\":", 11)
+    if not json_value(body, value):
+        return False
+    body.put(",\"confidence\":", 14)
+    json_f64(body, belief)
+    body.put(",\"default\":false,\"reason\":\"\",\"models\":", 38)
+    body.put(q.route.models.at(), q.route.models.size())
+    body.put(",\"missing\":[],\"agreement\":1.0,\"latency_us\":", 43)
+    body.put_decimal(latency_us)
+    body.put_byte(125)
+    return True
+
+
+cdef bint _old(Query* q, const Value* value, Bytes* body) noexcept nogil:
+    body.put("{\"query_id\":", 12)
+    body.put_decimal(q.number)
+    body.put(",\"output\":", 10)
+    if not json_value(body, value):
+        return False
+    body.put(",\"default\":false}", 17)
+    return True
+
+
+cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
+    if q.id_bytes:
+        out.put(q.id, q.id_bytes)
+    elif q.route.form == PREDICT:
+        out.put(q.route.node.at(), q.route.node.size())
+        out.put_hex(q.number)
+    else:
+        out.put(made.at(), made.size())
+
+
+cdef void _count(Query* q, u32 latency_us) noexcept nogil:
+    cdef RouteState* r = q.route
+    count(r.answered, 1)
+    count(r.decided, 1)
+    count(r.used, 1)
+    count(r.wins, 1)
+    count(r.ok, 1)
+    histogram_record(r.took, latency_us)
+    histogram_record(r.requests, monotonic_us() - q.began_us)
+
+
+cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date, const Bytes* made, bint close,
+                       Bytes* body, Bytes* out) noexcept nogil:
+    cdef double belief = value_belief(value)
+    cdef bint plain
+    if belief < q.route.confidence_min:
+        return False
+    body.clear()
+    if q.route.form == PREDICT:
+        plain = _predicted(q, value, belief, latency_us, body)
+    else:
+        plain = _old(q, value, body)
+    if not plain or body.lost:
+        return False
+    out.put("HTTP/1.1 200 OK\r\ndate: ", 23)
+    out.put(date, 29)
+    out.put("\r\ncontent-type: application/json\r\ncontent-length: ", 50)
+    out.put_decimal(body.size())
+    out.put("\r\nx-request-id: ", 16)
+    _put_id(q, made, out)
+    if close:
+        out.put("\r\nconnection: close", 19)
+    out.put("\r\n\r\n", 4)
+    out.put(body.at(), body.size())
+    _count(q, latency_us)
+    return True
+
+
+# -- routes and tables -------------------------------------------------------------------------------------------------
+
+cdef u64 _hash(const u8* path, u64 n) noexcept nogil:
+    """FNV-1a: paths are our own, so nobody can make them collide."""
+    cdef u64 h = 14695981039346656037u, i
+    for i in range(n):
+        h = (h ^ path[i]) * 1099511628211u
+    return h ^ h >> 32
+
+
+cdef RouteState* route_at(const TableState* table, const u8* path, u64 n) noexcept nogil:
+    cdef u64 h = _hash(path, n)
+    cdef u64 i = h & table.mask
+    while table.places[i].route != NULL:
+        if table.places[i].hash == h and table.places[i].path_bytes == n and memcmp(table.places[i].path, path, n) == 0:
+            return table.places[i].route
+        i = (i + 1) & table.mask
+    return NULL
+
+
+cdef int _put(Bytes* to, bytes text) except -1:
+    to.put(<const char*> text, len(text))
+    return 0
+
+
+cdef class HotRoute:
+    """Threads: any; it never changes. One application, or one model, as queries see it now, asked in one form.
+
+    form: `predict`, `old_predict`.  node: what stands before the number in an answer's id.  model_name: as answers name it.
+    counts: those of serving/tally: asked, answered, decided, used, wins; took: its durations, microseconds.  ok, requests: of
+    HTTP: responses with 200, and their durations.  subject: handed back with a query that ends in Python.
+    ValueError for a model whose rows are not read here.
+    """
+
+    def __init__(self, Model model, str form, str node, bytes models, u64 slo_us, double confidence_min, counts,
+                 LatencyHistogram took, Counter ok, LatencyHistogram requests, subject):
+        cdef RouteState* r = new RouteState()
+        self.state = r
+        asked, answered, decided, used, wins = counts
+        self.model, self.subject = model, subject
+        self.counters = (asked, answered, decided, used, wins, took, ok, requests)
+        self._set_rows()
+        r.form = <u8> ("predict", "old_predict").index(form)
+        r.engine, r.model, r.slo_us, r.confidence_min = model.engine.state, model.state, slo_us, confidence_min
+        _put(&r.node, f"{node}-".encode())
+        _put(&r.models, models)
+        r.asked, r.answered, r.decided = &(<Counter> asked).n, &(<Counter> answered).n, &(<Counter> decided).n
+        r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
+        r.took, r.requests = took.h, requests.h
+        r.object = <void*> self
+        lane_prepare(r.engine, r.model, slo_us)
+
+    cdef int _set_rows(self) except -1:
+        cdef ModelState* m = self.model.state
+        cdef u32 i
+        cdef u8 dtype = m.spec.dtype
+        if dtype in (ANY, BOOL, F16, STR, BYTES) or self.model.similar is not None:
+            raise ValueError(f"rows of {self.model.name} are not read here: {self.model.describe_input()}")
+        self.state.wanted.dtype = dtype
+        self.state.variable = self.model.shape == (-1,)
+        self.state.wanted.rank = <u32> len(self.model.shape)
+        for i in range(self.state.wanted.rank):
+            self.state.wanted.dims[i] = 0 if self.state.variable else self.model.shape[i]
+        return 0
+
+    def __dealloc__(self):
+        del self.state
+
+    @property
+    def users(self):
+        """Queries that are open."""
+        return self.state.users.load(relaxed)
+
+
+cdef class HotTable:
+    """Threads: any; it never changes. Routes by their exact path."""
+
+    def __init__(self, dict routes):
+        cdef u64 size = 4, i
+        cdef bytes path
+        cdef HotRoute route
+        self.routes = dict(routes)
+        while size < 2 * <u64> len(routes) + 2:
+            size *= 2
+        self.state = <TableState*> aligned_new(sizeof(TableState))
+        if self.state != NULL:
+            self.state.places = <Place*> calloc(size, sizeof(Place))
+        if self.state == NULL or self.state.places == NULL:
+            raise_for(NO_MEMORY, f"no memory for {len(routes)} routes")
+        self.state.mask = size - 1
+        for path, route in self.routes.items():
+            i = _hash(<const u8*> (<const char*> path), len(path))
+            self._place(i, path, route)
+
+    def _place(self, u64 h, bytes path, HotRoute route):
+        cdef u64 i = h & self.state.mask
+        while self.state.places[i].route != NULL:
+            i = (i + 1) & self.state.mask
+        self.state.places[i] = Place(h, <const u8*> (<const char*> path), len(path), route.state)
+
+    def __dealloc__(self):
+        if self.state != NULL:
+            free(self.state.places)
+            free(self.state)
+
+    def __len__(self):
+        return len(self.routes)
+
+    def __contains__(self, bytes path):
+        return route_at(self.state, <const u8*> (<const char*> path), len(path)) != NULL
+
+    @property
+    def users(self):
+        """Workers that look at it, and queries of its routes that are open."""
+        cdef HotRoute route
+        cdef u64 n = self.state.users.load(relaxed)
+        for route in self.routes.values():
+            n += route.state.users.load(relaxed)
+        return n

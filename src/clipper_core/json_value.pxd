@@ -1,0 +1,9 @@
+# Predictions as JSON, byte by byte as msgspec writes them; what is not plain is left to it.
+#
+# Threads: any (pure functions).
+from clipper_core.http_bytes cimport Bytes
+from clipper_core.prediction cimport Value
+
+cdef void json_f64(Bytes* out, double value) noexcept nogil               # finite
+cdef bint json_value(Bytes* out, const Value* value) noexcept nogil       # False: it is not plain, and nothing was put
+cdef double value_belief(const Value* value) noexcept nogil               # its confidence, brought into 0 to 1; 1: it gives none

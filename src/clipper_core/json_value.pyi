@@ -1,0 +1,3 @@
+from typing import Any
+
+def json_of(output: Any) -> bytes | None: ...

@@ -1,0 +1,56 @@
+"""The last step of submitting, for callers with Python (model) and without (http_query)."""
+from libc.string cimport memcpy
+
+from clipper_core.admission cimport gate_finish_us, gate_probe
+from clipper_core.dtype cimport F64
+from clipper_core.histogram cimport count
+from clipper_core.lane cimport lane_new, lane_submit
+from clipper_core.machine cimport relaxed
+from clipper_core.status cimport FULL, NO_REPLICA, PENDING
+from clipper_core.task cimport Lane
+
+cdef extern from *:
+    """
+    static inline int clipper_log2(unsigned long long n) { return 63 - __builtin_clzll(n | 1); }
+    """
+    int log2_of "clipper_log2"(u64 n) noexcept nogil
+
+
+cdef Status rows_shut(EngineState* e) noexcept nogil:
+    return <Status> (e.delivery.dead.load(relaxed) or e.refusing.load(relaxed))
+
+
+cdef void lane_prepare(EngineState* e, ModelState* m, u64 slo_us) noexcept nogil:
+    cdef int klass = log2_of(slo_us)
+    if m.lanes[klass] == NULL and rows_shut(e) == PENDING:
+        m.lanes[klass] = lane_new(e.lanes, m.index, <u64> 2 << klass, <u64> 1 << log2_of(m.lane_rows | 2),
+                                  m.spec.row_bytes, 0, &m.tally, m.shares.load(relaxed) != 0)
+
+
+cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us,
+                       u64 now_us, Block* block, u32 slot) noexcept nogil:
+    cdef int klass = log2_of(slo_us)
+    cdef Lane* lane = m.lanes[klass]
+    cdef Status status = rows_shut(e)
+    if status != PENDING:
+        return status
+    if lane == NULL or nbytes >> 32:
+        return FULL
+    if (gate_finish_us(&m.gates[klass], lane.ring.cells.tail.load(relaxed), now_us) > now_us + slo_us
+            and not gate_probe(&m.gates[klass], now_us)):
+        return FULL if m.gates[klass].size.load(relaxed) else NO_REPLICA
+    return lane_submit(e.lanes, lane, row, <u32> nbytes, key if m.cached else NULL, block, slot, now_us + slo_us, now_us, salt)
+
+
+cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us, Value* value) noexcept nogil:
+    cdef u32 klass = log2_of(slo_us)
+    cdef u64 finish
+    cdef double wait_s
+    count(&m.tally.refused[<u32> status], 1)
+    m.gates[klass].asked_us.store(now_us, relaxed)
+    if status != FULL or m.gates[klass].size.load(relaxed) == 0:
+        return
+    finish = gate_finish_us(&m.gates[klass], m.lanes[klass].ring.cells.tail.load(relaxed), now_us)
+    wait_s = max(<double> finish - <double> (now_us + slo_us), 1000.0) / 1e6
+    memcpy(&value.word, &wait_s, 8)
+    value.tag = F64
