@@ -12,13 +12,13 @@ from libc.errno cimport EMFILE, ENFILE, errno
 from libc.stdlib cimport free, malloc
 from libcpp.vector cimport vector
 from posix.fcntl cimport F_SETFL, O_NONBLOCK, fcntl
-from posix.unistd cimport close, usleep
+from posix.unistd cimport close as close_fd, usleep
 
 from clipper_core.delivery cimport Mailbox, mailbox_arm, mailbox_look_at_all
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport Future, future_at_once, future_new
-from clipper_core.http_line cimport (LINE, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news, line_close, line_drain,
-                                     line_look, line_open, line_read, line_settle)
+from clipper_core.http_line cimport (LINE, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news, line_close,
+                                     line_drain, line_look, line_open, line_read, line_settle)
 from clipper_core.http_route cimport HotRoute, HotTable
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, EPOLLOUT,
                                    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd,
@@ -92,7 +92,7 @@ cdef void _give_line(Worker* w, int fd, u32 returns) noexcept nogil:
     cdef Order* order = _order_new(ADOPT)
     order.fd, order.returns = fd, returns
     if not w.post.put(order):
-        close(fd)
+        close_fd(fd)
         del order
 
 
@@ -101,7 +101,7 @@ cdef void _to_python(Shared* s, int fd) noexcept nogil:
     cdef Given* given = new Given()
     given.kind, given.fd = LINE, fd
     if not s.away.put(given):
-        close(fd)
+        close_fd(fd)
         del given
 
 
@@ -132,7 +132,7 @@ cdef void _close_up(Worker* w) noexcept nogil:
     cdef size_t i
     if w.listener >= 0:
         epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, w.listener, &event)
-        close(w.listener)
+        close_fd(w.listener)
         w.listener = -1
     w.draining = True
     for i in range(w.lines.size()):
@@ -142,7 +142,6 @@ cdef void _close_up(Worker* w) noexcept nogil:
 
 cdef void _obey_one(Worker* w, Order* order) noexcept nogil:
     cdef Exchange* x
-    cdef Line* line
     if order.kind == ADOPT:
         line_open(w, order.fd, order.returns)
     elif order.kind == ANSWERED:
@@ -402,11 +401,11 @@ cdef class Door:
                 x = w.spare
                 w.spare = x.next
                 del x
-            close(w.epoll_fd)
-            close(w.post.fd)
+            close_fd(w.epoll_fd)
+            close_fd(w.post.fd)
             free(w.buffer)
             del w
-        close(self.shared.away.fd)
+        close_fd(self.shared.away.fd)
         del self.shared
 
     def run(self, u32 number):
@@ -469,7 +468,7 @@ cdef class Door:
     cdef int _order(self, u32 number, Order* order) except -1:
         if not (<Worker*> self.shared.workers[number]).post.put(order):
             if order.fd >= 0:
-                close(order.fd)
+                close_fd(order.fd)
             del order
         return 0
 

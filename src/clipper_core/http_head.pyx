@@ -39,7 +39,8 @@ cdef Known[22] _known = [
     Known(7, "upgrade", FOREIGN), Known(11, "traceparent", FOREIGN), Known(10, "tracestate", FOREIGN),
     Known(19, "clipper-deadline-ms", FOREIGN), Known(2, "te", FOREIGN), Known(7, "trailer", FOREIGN),
     Known(14, "http2-settings", FOREIGN), Known(13, "last-event-id", FOREIGN), Known(16, "proxy-connection", FOREIGN),
-    Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(12, "content-type", NOTHING), Known(13, "authorization", NOTHING)]
+    Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(12, "content-type", NOTHING),
+    Known(13, "authorization", NOTHING)]
 # ^ and `clipper-actor`, a word of management
 
 cdef u8[256] _token             # 0: no character of a name; else its lower case

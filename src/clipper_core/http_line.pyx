@@ -13,17 +13,17 @@ Limits are Python's, from the same settings. Times are looked at every `look_us`
 """
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
-from posix.unistd cimport close
+from posix.unistd cimport close as close_fd
 
 from clipper_core.delivery cimport (DeliveryState, delivery_ring, delivery_tell_outside, slot_ask, slot_boxes, slot_state,
                                     slot_try_cancel)
 from clipper_core.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
-from clipper_core.http_route cimport (ENDED, OPEN, OTHER, VALUE, Came, RouteState, query_answer, query_ask, query_drop, query_home,
+from clipper_core.http_route cimport (OPEN, OTHER, VALUE, Came, RouteState, query_answer, query_ask, query_drop, query_home,
                                       route_at)
 from clipper_core.machine cimport (EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, acquire, epoll_ctl,
                                    epoll_event, monotonic_us, relaxed, release)
 from clipper_core.prediction cimport TAG_NONE, Value
-from clipper_core.status cimport CANCELLED, OK, PENDING
+from clipper_core.status cimport CANCELLED, OK
 
 cdef extern from "<sys/socket.h>" nogil:
     int MSG_NOSIGNAL
@@ -96,7 +96,7 @@ cdef void line_close(Worker* w, Line* line) noexcept nogil:
     cdef epoll_event event
     _give_up(w, line)
     epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, line.fd, &event)       # a fork may hold the descriptor: epoll would not forget it
-    close(line.fd)
+    close_fd(line.fd)
     _forget(w, line)
 
 
@@ -107,10 +107,10 @@ cdef void _hand_over(Worker* w, Line* line) noexcept nogil:
     given.kind, given.fd, given.returns = LINE, line.fd, line.returns
     given.age_us = w.now_us - line.since_us if line.partial and w.now_us > line.since_us else 0
     given.bytes.take(line.input)
+    _forget(w, line)            # first: it is not to be counted here and there
     if not w.shared.away.put(given):
-        close(line.fd)
+        close_fd(given.fd)
         del given
-    _forget(w, line)
 
 
 # -- exchanges ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """From the bytes of a body to those of an answer.
 
-The body that is read here is `{"input": ROW}` and nothing beside; the V2 forms are in http_infer. The counts are the same words of
-memory that serving/tally and metrics/http_counts add to: who reads them sees one number, whoever answered.
+The body that is read here is `{"input": ROW}` and nothing beside. The counts are the same words of memory that serving/tally and
+metrics/http_counts add to: who reads them sees one number, whoever answered.
 """
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
@@ -16,7 +16,7 @@ from clipper_core.lane cimport taker_enters, taker_leaves
 from clipper_core.machine cimport aligned_new, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_drop
 from clipper_core.row_hash cimport Key
-from clipper_core.status cimport BAD_INPUT, CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for
+from clipper_core.status cimport CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for
 from clipper_core.submit cimport lane_prepare, row_refused, row_submit
 
 cdef enum:

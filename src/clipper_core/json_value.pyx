@@ -1,12 +1,12 @@
-"""Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits that bring it back, laid out as
-msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and left to msgspec: bytes, other text, halves, what is not
+"""Numbers, arrays of them and plain ASCII text as JSON. A double is written with the fewest digits that bring it back, laid out
+as msgspec does: from 1e-5 to 1e16 without an exponent. Not plain, and left to msgspec: bytes, other text, halves, what is not
 finite, and what a model says beside its output.
 """
 from libc.math cimport isfinite
 from libc.string cimport memcpy
 
 from clipper_core.dtype cimport BOOL, F16, F32, F64, I8, I16, I32, I64, STR, U8, U16, U32, U64, itemsize
-from clipper_core.machine cimport i32, i64, u8, u16, u32, u64
+from clipper_core.machine cimport i32, i64, u8, u32, u64
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, Blob, blob_data, object_value, value_drop
 
 cdef extern from *:
@@ -36,7 +36,7 @@ cdef enum:
 
 cdef void json_f64(Bytes* out, double value) noexcept nogil:
     cdef char[40] digits
-    cdef int point = 0, n, i
+    cdef int point = 0, n, _i
     if value < 0 or (value == 0 and 1 / value < 0):
         out.put_byte(45)
         value = -value
@@ -46,12 +46,12 @@ cdef void json_f64(Bytes* out, double value) noexcept nogil:
     n = digits_of(value, digits, &point)
     if POINT_MIN <= point <= 0:                 # 0.00123
         out.put("0.", 2)
-        for i in range(-point):
+        for _i in range(-point):
             out.put_byte(48)
         out.put(digits, n)
     elif 0 < point <= POINT_MAX:                # 12.3, 1230.0
         out.put(digits, min(n, point))
-        for i in range(point - n):
+        for _i in range(point - n):
             out.put_byte(48)
         out.put_byte(46)
         if n > point:

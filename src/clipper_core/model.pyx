@@ -2,7 +2,6 @@
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 import math
@@ -11,7 +10,7 @@ import numpy as np
 
 from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
-from clipper_core.dtype cimport ANY, F64, STR, all_finite, itemsize
+from clipper_core.dtype cimport ANY, STR, all_finite, itemsize
 from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
@@ -20,7 +19,7 @@ from clipper_core.machine cimport aligned_new, i32, monotonic_us, relaxed
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.projection cimport Similarity, projection_cells
 from clipper_core.scheduler cimport LANE_CLASSES, EngineState, model_state_free, model_state_init
-from clipper_core.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, PENDING, raise_for
+from clipper_core.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
 from clipper_core.submit cimport lane_prepare, row_refused, row_submit, rows_shut
 
 from clipper_core.dtype import NAMES

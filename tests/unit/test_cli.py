@@ -233,7 +233,8 @@ def test_up_takes_queries_over_http(here: Path) -> None:
     (here / "clipper.toml").write_text(
         '[models.doubler]\ntarget = "doubler:double"\ninput = "f64[3]"\n[apps.double]\nmodels = ["doubler"]\nslo_ms = 5000\n'
     )
-    command = [sys.executable, "-u", "-m", "clipper", "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    command = [sys.executable, "-u", "-m", "clipper", "up", "--http", "127.0.0.1:0", "--http-workers", "2", "--admin"]
+    command += ["127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             seen = read_until(process, "doubler:1/0 is connected")

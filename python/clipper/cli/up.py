@@ -20,11 +20,17 @@ _Stamp = tuple[int, int] | None  # when a file was written, and its size
 @click.command(short_help="Serve the models and applications of a TOML file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
+@click.option(
+    "--http-workers", type=click.IntRange(0, 64), metavar="N", help="Threads for plain queries; instead of http.workers."
+)
 @click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
 @click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
 @click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
 @click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
-def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None, insecure: bool, follow: bool) -> None:
+def up(
+    file: Path | None, http: str | None, http_workers: int | None, grpc: str | None, admin: str | None, insecure: bool,
+    follow: bool,
+) -> None:  # fmt: skip
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
     FILE is ./clipper.toml when not given, or nothing but defaults when there is none. At the end, queries in flight
@@ -57,7 +63,7 @@ def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None,
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
     _refuse_open(loaded, insecure)
-    config = _managed(loaded)
+    config = _managed(_with_workers(loaded, http_workers))
     stopping = threading.Event()
     server = ClipperServer(config)
     server.ends_by_signal = True
@@ -72,6 +78,12 @@ def up(file: Path | None, http: str | None, grpc: str | None, admin: str | None,
     finally:
         server.close()
     click.echo("closed")
+
+
+def _with_workers(config: Any, workers: int | None) -> Any:
+    from msgspec.structs import replace
+
+    return config if workers is None else replace(config, http=replace(config.http, workers=workers))
 
 
 def _managed(config: Any) -> Any:

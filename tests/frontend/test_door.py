@@ -1,0 +1,338 @@
+"""The door and Python, asked the same: the same bytes come back, whatever is asked, however it is cut, in whatever order.
+
+Each request goes twice: plain, and with a header that makes it Python's (`Origin`, which means nothing to queries). What may
+differ is taken out of the responses: the number in an answer's id, ids made up for requests, how long a query took, and the date.
+"""
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper_container.model import Scored
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask, total, warm_workers
+
+SEEDS = range(4)
+STRANGE = "Origin: http://elsewhere\r\n"
+
+
+def outputs(rows: Any) -> Any:
+    """Of every kind: whole numbers, text, arrays, with a confidence; and what is not plain."""
+    return [KINDS[int(row[0]) % len(KINDS)] for row in rows]
+
+
+KINDS: list[Any] = [7, "plain", "caf\u00e9", 'a "b"', np.array([1.5, 2.0]), np.array([1.0, np.nan]), float("inf"), b"bytes", True]
+
+
+def sure(rows: Any) -> Any:
+    return Scored(np.asarray(rows).sum(axis=1), confidence=[0.25 * (int(row[0]) % 5) for row in rows])
+
+
+def twice(rows: Any) -> Any:
+    return 2 * total(rows)
+
+
+def broken(rows: Any) -> Any:
+    raise ValueError("it is broken")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(http={"address": "127.0.0.1:0", "pipeline_max": 8, "header_bytes_max": 1024}, **QUICK) as started:
+        started.deploy("sum", total, input="f64[3]")
+        started.deploy("twice", twice, input="f64[3]")
+        started.deploy("int", total, input="i32[2,2]")
+        started.deploy("any", outputs, input="f64[1]", row_by_row=False, batching={"mode": "static", "size_max": 1})
+        started.deploy("sure", sure, input="f32[2]")
+        started.deploy("long", lambda rows: [float(len(row)) for row in rows], input="f64[*]")
+        started.deploy("broken", broken, input="f64[1]")
+        started.app("total", models=["sum"], slo_ms=10_000)
+        started.app("single", models=["sum"], slo_ms=10_000, policy="single")
+        started.app("ints", models=["int"], slo_ms=10_000)
+        started.app("any", models=["any"], slo_ms=10_000, default="none")
+        started.app("sure", models=["sure"], slo_ms=10_000, confidence_min=0.4, default=-1)
+        started.app("long", models=["long"], slo_ms=10_000)
+        started.app("broken", models=["broken"], slo_ms=10_000)
+        started.app("learns", models=["sum"], slo_ms=10_000, policy="stacking")
+        started._learning.states.start_writing()
+        warm_workers(started)
+        yield started
+
+
+def held(server: clipper.ClipperServer) -> int:
+    """Connections of the door."""
+    frontends: Any = server._frontends
+    return int(frontends._listeners._hot.door.connections)
+
+
+def held_are(server: clipper.ClipperServer, count: int) -> bool:
+    """Soon: the door hears of those that were closed before."""
+    until = time.monotonic() + PATIENCE_S
+    while held(server) != count and time.monotonic() < until:
+        time.sleep(0.002)
+    return held(server) == count
+
+
+def request(path: str, body: str, strange: bool = False, more: str = "", method: str = "POST") -> bytes:
+    headers = f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(body.encode())}\r\n"
+    return f"{method} {path} HTTP/1.1\r\n{headers}\r\n{body}".encode()
+
+
+def connect(server: clipper.ClipperServer) -> socket.socket:
+    host, _, port = server.http_address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def responses(line: socket.socket, count: int) -> list[bytes]:
+    """So many, or fewer if the server closes."""
+    found, rest = [], b""
+    while len(found) < count:
+        end = rest.find(b"\r\n\r\n")
+        size = int(re.search(rb"content-length: (\d+)", rest[:end])[1]) if end >= 0 else 0  # type: ignore[index]  # always there
+        if end >= 0 and len(rest) >= end + 4 + size:
+            found.append(rest[: end + 4 + size])
+            rest = rest[end + 4 + size :]
+            continue
+        piece = line.recv(1 << 16)
+        if not piece:
+            break
+        rest += piece
+    assert len(found) < count or not rest
+    return found
+
+
+MASKS = (
+    (rb"date: [^\r]*", b"date: D"), (rb'"id":"[0-9a-f]{8}-[0-9a-f]+"', b'"id":"I"'), (rb'"latency_us":\d+', b'"latency_us":L'),
+    (rb'"query_id":\d+', b'"query_id":Q'), (rb"x-request-id: [0-9a-f]{8,12}-[0-9a-f]+\r", b"x-request-id: R\r"),
+    (rb'"request_id":"[0-9a-f]{12}-[0-9a-f]+"', b'"request_id":"R"'), (rb"content-length: \d+", b"content-length: N"),
+)  # fmt: skip
+
+
+def masked(response: bytes) -> bytes:
+    for pattern, word in MASKS:
+        response = re.sub(pattern, word, response)
+    return response
+
+
+def exchanged(server: clipper.ClipperServer, *requests: bytes, cuts: Callable[[int], list[int]] | None = None) -> list[bytes]:
+    """The responses to requests on one connection, written at once or in pieces."""
+    text = b"".join(requests)
+    with connect(server) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        at = 0
+        for cut in [*(cuts(len(text)) if cuts else []), len(text)]:
+            with contextlib.suppress(ConnectionError):
+                line.sendall(text[at:cut])
+            at = cut
+        return responses(line, len(requests))
+
+
+def some_number(rng: random.Random) -> str:
+    return rng.choice(
+        [str(rng.randrange(-9, 9)), repr(round(rng.uniform(-99, 99), 3)), "1e3", "-0.0", "1E-2", "0.1000000000000000055511151231"]
+    )
+
+
+def some_body(rng: random.Random, numbers: int) -> str:
+    blank = rng.choice(["", "", " ", "\n\t "])
+    row = f",{blank}".join(some_number(rng) for _ in range(numbers))
+    good = f'{blank}{{{blank}"input"{blank}:{blank}[{blank}{row}{blank}]{blank}}}{blank}'
+    bad = [
+        "", "{", "[]", '{"input": 3}', '{"input": [1, 2, "x"]}', '{"input": [1, 2]}', '{"input": [01, 2, 3]}',
+        '{"inputs": [[1, 2, 3]]}', '{"input": [1, 2, NaN]}',
+        f'{{"input": [{row}], "user": "ann"}}', f'{{"input": [{row}], "slo_ms": 9000}}', f'{{"input": [{row}], "unknown": 1}}',
+        f'{{"input": [{row}]}} x', f'{{"inp\\u0075t": [{row}]}}', f'{{"input": [{row}], "input": [{row}]}}',
+        '{"input": [1, 2, 1e999]}', f'{{"input": [{row}],}}', '{"input": "\ud83d"}'.encode("utf-8", "replace").decode(),
+    ]  # fmt: skip
+    return good if rng.random() < 0.6 else rng.choice(bad)
+
+
+def some_request(rng: random.Random) -> Callable[[bool], bytes]:
+    path, numbers = rng.choice([
+        ("/api/total/predict", 3), ("/api/single/predict", 3), ("/total/predict", 3), ("/api/ints/predict", 2),
+        ("/api/any/predict", 1), ("/any/predict", 1), ("/api/sure/predict", 2), ("/sure/predict", 2), ("/api/long/predict", 4),
+        ("/api/broken/predict", 1), ("/api/learns/predict", 3), ("/api/nobody/predict", 3), ("/api/total/predict?x=1", 3),
+    ])  # fmt: skip
+    body = some_body(rng, numbers)
+    if path == "/api/ints/predict" and rng.random() < 0.7:
+        body = f'{{"input": [[1, {rng.randrange(9)}], [3, -4]]}}'
+    more = rng.choice(["", "", "X-Request-Id: mine-7\r\n", "X-Request-Id: two words\r\n", "Accept: */*\r\n", "Via: me\r\n"])
+    method = rng.choice(["POST"] * 12 + ["GET", "PUT"])
+    return lambda strange: request(path, body, strange, more, method)
+
+
+def test_the_door_is_there(server: clipper.ClipperServer) -> None:
+    with connect(server) as line:
+        line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}'))
+        assert b'"output":6.0' in responses(line, 1)[0]
+        assert held_are(server, 1)
+        line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}', strange=True))
+        assert b'"output":6.0' in responses(line, 1)[0]
+        assert held_are(server, 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_both_answer_alike(server: clipper.ClipperServer, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(150):
+        make = some_request(rng)
+        (plain,), (strange,) = exchanged(server, make(False)), exchanged(server, make(True))
+        assert masked(plain) == masked(strange), make(False)
+
+
+def test_cold_and_hot_alike(server: clipper.ClipperServer) -> None:
+    """The first of each is a miss of one, then a hit of the other; then the other way round."""
+    for i in range(40):
+        order = [bool(i % 2), not i % 2, bool(i % 2)]
+        for path in ("/api/any/predict", "/api/sure/predict", "/any/predict"):
+            numbers = [i + 100] * (2 if "sure" in path else 1)
+            found = [exchanged(server, request(path, json.dumps({"input": numbers}), strange))[0] for strange in order]
+            assert len({masked(one) for one in found}) == 1, found
+
+
+@pytest.mark.parametrize("path", ["/api/total/predict", "/total/predict", "/api/broken/predict", "/api/any/predict"])
+def test_cut_at_every_byte(server: clipper.ClipperServer, path: str) -> None:
+    body = '{"input": [1, 2, 3]}' if "total" in path else '{"input": [2]}'
+    whole, wanted = request(path, body), masked(exchanged(server, request(path, body, strange=True))[0])
+    for cut in range(1, len(whole)):
+        (found,) = exchanged(server, whole, cuts=lambda n, cut=cut: [cut])  # type: ignore[misc]  # a default that binds
+        assert masked(found) == wanted, cut
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pipelined_and_cut_anywhere(server: clipper.ClipperServer, seed: int) -> None:
+    """In their order, beyond what may be open at once; the first that nobody can read is the last that is answered."""
+    rng = random.Random(100 + seed)
+    for _ in range(25):
+        asked = [some_request(rng) for _ in range(rng.randrange(1, 20))]
+        if rng.random() < 0.3:
+            asked.insert(rng.randrange(len(asked) + 1), lambda strange: b"NONSENSE\r\n\r\n")
+        cuts = lambda n: sorted(rng.sample(range(1, n), min(n - 1, rng.randrange(5))))  # noqa: E731
+        plain = exchanged(server, *[make(False) for make in asked], cuts=cuts)
+        strange = exchanged(server, *[make(True) for make in asked])
+        assert [masked(one) for one in plain] == [masked(one) for one in strange]
+
+
+def test_a_connection_goes_and_comes_back(server: clipper.ClipperServer) -> None:
+    plain = request("/api/total/predict", '{"input": [1, 2, 3]}')
+    with connect(server) as line:
+        for returns in range(3):
+            line.sendall(request("/api/total", "", method="GET"))
+            assert b'"sum:1"' in responses(line, 1)[0]
+            assert held_are(server, 0)
+            for _ in range(2 << returns):
+                line.sendall(plain)
+                assert b'"output":6.0' in responses(line, 1)[0]
+            assert held_are(server, 1)
+            line.sendall(plain)
+            assert b'"output":6.0' in responses(line, 1)[0]
+            assert held_are(server, 1)
+
+
+def test_what_is_counted_is_the_same(server: clipper.ClipperServer) -> None:
+    server.app("counted", models=["sum"], slo_ms=10_000)
+    rng = random.Random(7)
+    counts = []
+    for strange in (False, True):
+        before = server.stats()["applications"]["counted"]
+        for i in range(20):
+            body = json.dumps({"input": [rng.random(), i, 2]})
+            assert exchanged(server, request("/api/counted/predict", body, strange))[0].startswith(b"HTTP/1.1 200")
+        after = server.stats()["applications"]["counted"]
+        of, was = after["models"]["sum:1"], before["models"].get("sum:1", {"used": 0, "wins": 0})
+        counts.append((
+            after["queries"] - before["queries"], after["answers"]["ok"] - before["answers"]["ok"], of["used"] - was["used"],
+            of["wins"] - was["wins"], after["decided_by"]["all"] - before["decided_by"].get("all", 0),
+            after["latency_us"].count - before["latency_us"].count,
+        ))  # fmt: skip
+    assert counts == [(20,) * 6] * 2
+
+
+def test_feedback_and_ids(server: clipper.ClipperServer) -> None:
+    """Ids of both ways are of one row of numbers, and none comes twice."""
+    ids = []
+    for i in range(30):
+        (found,) = exchanged(server, request("/api/total/predict", f'{{"input": [1, 2, {i % 3}]}}', bool(i % 2)))
+        ids.append(json.loads(found.partition(b"\r\n\r\n")[2])["id"])
+    nodes, numbers = {id.partition("-")[0] for id in ids}, [int(id.partition("-")[2], 16) for id in ids]
+    assert len(nodes) == 1
+    assert len(set(numbers)) == 30
+
+
+def test_a_change_is_seen_by_the_next_request(server: clipper.ClipperServer) -> None:
+    with connect(server) as line:
+        for i in range(30):
+            server.app("changing", models=["sum"] if i % 2 else ["twice"], slo_ms=10_000, default=i)
+            line.sendall(request("/api/changing/predict", '{"input": [1, 2, 5]}'))
+            (found,) = responses(line, 1)
+            assert (b'"output":8.0' if i % 2 else b'"output":16.0') in found
+        assert held_are(server, 1)
+        server.remove_app("changing")
+        line.sendall(request("/api/changing/predict", '{"input": [1, 2, 5]}'))
+        assert responses(line, 1)[0].startswith(b"HTTP/1.1 404")
+
+
+def test_too_many_connections_are_refused_wherever_they_are() -> None:
+    with clipper.start(http={"address": "127.0.0.1:0", "connections_max": 4}, **QUICK) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=10_000)
+        with contextlib.ExitStack() as lines:
+            for strange in (False, True, False, True):
+                line = lines.enter_context(connect(server))
+                line.sendall(request("/api/total/predict", '{"input": [1, 2, 3]}', strange))
+                assert responses(line, 1)[0].startswith(b"HTTP/1.1 200")
+            line = lines.enter_context(connect(server))
+            assert responses(line, 1)[0].startswith(b"HTTP/1.1 503")
+
+
+def test_times_hold_at_the_door() -> None:
+    http = {"address": "127.0.0.1:0", "header_s": 0.1, "idle_s": 0.2}
+    with clipper.start(http=http, **QUICK) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=10_000)
+        plain = request("/api/total/predict", '{"input": [1, 2, 3]}')
+        idle, head, body = connect(server), connect(server), connect(server)
+        for line in (idle, head, body):
+            line.sendall(plain)
+            assert responses(line, 1)[0].startswith(b"HTTP/1.1 200")
+        head.sendall(plain[:30])
+        body.sendall(plain[:-3])
+        assert responses(idle, 1) == []
+        for line in (head, body):
+            assert responses(line, 1)[0].startswith(b"HTTP/1.1 408")
+        for line in (idle, head, body):
+            line.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_workers_share_the_connections(workers: int) -> None:
+    with clipper.start(http={"address": "127.0.0.1:0", "workers": workers}, **QUICK) as server:
+        server.deploy("sum", total, input="f64[3]")
+        server.app("total", models=["sum"], slo_ms=10_000)
+        lines = [http.client.HTTPConnection(server.http_address, timeout=PATIENCE_S) for _ in range(9)]
+
+        def talk(line: http.client.HTTPConnection, seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(30):
+                row = [rng.randrange(5) for _ in range(3)]
+                line.request("POST", "/api/total/predict", json.dumps({"input": row}))
+                assert json.loads(line.getresponse().read())["output"] == sum(row)
+
+        with concurrent.futures.ThreadPoolExecutor(9) as pool:
+            for done in [pool.submit(talk, line, i) for i, line in enumerate(lines)]:
+                done.result(PATIENCE_S)
+        if workers:
+            assert held_are(server, 9)
+        for line in lines:
+            line.close()
+        assert ask(server.http_address, "GET", "/api/total").status == 200
