@@ -1,7 +1,8 @@
-"""The door under many threads: clients that pipeline, cut and leave; tables that change; connections and endings that go to Python
-and come back. Every request has its own answer, in order, and nothing is left open."""
+"""The door under many threads: clients that pipeline, cut and leave; tables that change; connections and endings that go to
+Python and come back. Every request has its own answer, in order, and nothing is left open."""
 
 import contextlib
+import json
 import os
 import random
 import select
@@ -75,7 +76,8 @@ class Place:
             with contextlib.suppress(OSError):
                 os.write(item.fd, AWAY)
             os.set_blocking(item.fd, False)
-            if item.data.count(b"\r\n\r\n") != 1 or item.data[-4:] != b"\r\n\r\n" or not self.door.adopt(item.fd, item.returns + 1):
+            is_whole = item.data.count(b"\r\n\r\n") == 1 and item.data.endswith(b"\r\n\r\n")
+            if not (is_whole and self.door.adopt(item.fd, item.returns + 1)):
                 os.close(item.fd)
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def asking(path: str, row: list[float]) -> bytes:
-    body = '{"input": [%r, %r]}' % tuple(row)
+    body = json.dumps({"input": row})
     return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
