@@ -288,6 +288,10 @@ def of_applications() -> Table:
             id="predict", says="Ask an application, once or often", tag=APPLICATIONS, names=("application",),
             takes=_one_of("Predict", "PredictMany"), gives=_one_of("Predicted", "Predictions"), errors=_ASKED,
         ),
+        ("POST", "/api/{}/predict/stream"): About(
+            id="predictStream", says="The same, each answer when it is there", tag=APPLICATIONS, names=("application",),
+            more=_EVENTS, takes=_one_of("Predict", "PredictMany"), gives={}, media="text/event-stream", errors=_LOOKED,
+        ),
         ("POST", "/api/{}/feedback"): About(
             id="tellFeedback", says="Tell what was right", tag=APPLICATIONS, names=("application",),
             takes=_one_of("FeedbackById", "FeedbackByInput", "FeedbackMany"), gives=_one_of("Taken", "Counted"),
@@ -305,6 +309,10 @@ def of_applications() -> Table:
             errors=(404, 429, 503),
         ),
     }  # fmt: skip
+
+
+_EVENTS = """Server-sent events: `answer` with the `index` of its input and the members of Predicted, `error` with its `index` and
+those of Problem, and last `done`, with how many there were of either. Comments are signs of life."""
 
 
 def of_protocol() -> Table:
@@ -426,6 +434,11 @@ def describe_application(into: Document, app: Asked, limits: Limits) -> Iterator
         takes=asks, gives=_one_of("Predicted", "Predictions"), errors=_ASKED,
         example={"input": row} if row is not None else None,
         links=_told_by(app) if app.learns else {},
+    )  # fmt: skip
+    yield "POST", f"/api/{app.name}/predict/stream", About(
+        id=f"predict_{app.name}_stream", says=f"The same, each answer of {app.name} when it is there", tag=APPLICATIONS,
+        more=_EVENTS, takes=asks, gives={}, media="text/event-stream", errors=_LOOKED,
+        example={"inputs": [row, row]} if row is not None else None,
     )  # fmt: skip
     if not app.learns:
         return

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from clipper.errors import ClipperError, InvalidInput, UnknownPrediction, did_you_mean
+from clipper.frontend.answer_stream import AnswerStream
 from clipper.frontend.answers import answer_of
 from clipper.frontend.inputs import Inputs, items_of
 from clipper.frontend.messages import (
@@ -115,6 +116,7 @@ class Rest:
         routes.add("GET", "/api", self.applications)
         routes.add("GET", "/api/{}", self.application)
         routes.add("POST", "/api/{}/predict", self.predict)
+        routes.add("POST", "/api/{}/predict/stream", self.predict_stream)
         routes.add("POST", "/api/{}/feedback", self.feedback)
         routes.add("POST", "/{}/predict", self.old_predict)
         routes.add("POST", "/{}/update", self.old_update)
@@ -160,6 +162,22 @@ class Rest:
         if future.done():
             return one_predicted(future, question)
         return Later((future,), functools.partial(one_predicted, future, question))
+
+    def predict_stream(self, request: Request) -> Outcome:
+        """The same questions; each answer leaves when it is there."""
+        question = self._node.question(request.params[0])
+        body: _Predict = _reading(_read_predict, request.body, _Predict)
+        if (body.input is _NOTHING) == (body.inputs is _NOTHING):
+            raise InvalidInput("a request has `input` or `inputs`, one of the two.")
+        slo_us = question.slo_us if body.slo_ms is None else self._node.slo_us(body.slo_ms, 0)
+        texts, at = ([body.input], "$.input") if body.inputs is _NOTHING else (items_of(body.inputs, "$.inputs"), "$.inputs")
+        id = request.given_id.decode("ascii")
+        futures = self._ask_all(question, texts, at, body.user, slo_us, salt_of(body.salt), body.context, id, request.trace)
+
+        def tell(future: Future) -> bytes:
+            return to_json(_predicted(answer_of(future, question)))
+
+        return AnswerStream(futures, tell, request.id, self._node.config.http.heartbeat_s).response()
 
     def _ask_all(
         self, question: Question, texts: Sequence[Any], at: str, user: str | None, slo_us: int, salt: int = 0,

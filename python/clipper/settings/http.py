@@ -48,6 +48,9 @@ class HttpSettings(msgspec.Struct, frozen=True):
         int, about("a body, also once decompressed", "bytes", ge=1024, le=1 << 31)
     ] = 16 << 20
     queries_max: Annotated[int, about("queries in one request", "queries", ge=1, le=65_536)] = 1024
+    heartbeat_s: Annotated[
+        float, about("a stream of answers on which nothing else came for so long sends a sign of life", "s", ge=0.01, le=3600)
+    ] = 15.0
     header_s: Annotated[float, about("time for request line and headers to arrive", "s", ge=0.01, le=3600)] = 5.0
     body_bytes_s_min: Annotated[
         int, about("a body that comes more slowly ends its connection, after `header_s`", "bytes/s", ge=0, le=1 << 30)

@@ -1,0 +1,214 @@
+"""Answers as they come: their order, errors among them, who does not read, who hangs up; then over a socket."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import clipper
+from clipper.errors import DeadlineExceeded
+from clipper.frontend.answer_stream import AnswerStream
+from clipper.frontend.events import HEARTBEAT
+from tests.frontend.conftest import PATIENCE_S, Ask
+
+
+class Query:
+    """Stands for a future; the test says when it is done."""
+
+    def __init__(self, told: bytes | Exception) -> None:
+        self.told, self.is_done, self.cancelled = told, False, False
+        self.step: Callable[[Any], None] | None = None
+
+    def cancel(self) -> bool:
+        self.cancelled = True
+        return True
+
+    def finish(self) -> None:
+        self.is_done = True
+        assert self.step is not None
+        self.step(self)
+
+
+class Page:
+    """Stands for a body: keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.room, self.ended, self.gone = True, False, False
+        self.on_room: Any = None
+        self.on_gone: Any = None
+        self.on_write: Callable[[bytes], None] = lambda data: None
+
+    def hear(self, query: Query, step: Callable[[Any], None]) -> bool:
+        query.step = step
+        return not query.is_done
+
+    def write(self, data: bytes) -> bool:
+        assert not self.ended
+        self.written.append(data)
+        self.on_write(data)
+        return self.room
+
+    def end(self) -> None:
+        self.ended = True
+
+    @property
+    def events(self) -> list[tuple[str, Any]]:
+        return events_in(b"".join(self.written))
+
+
+def events_in(text: bytes) -> list[tuple[str, Any]]:
+    found = []
+    for event in text.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in event.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append((fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def tell(query: Any) -> bytes:
+    if isinstance(query.told, Exception):
+        raise query.told
+    found: bytes = query.told
+    return found
+
+
+def streamed(*told: bytes | Exception, done: tuple[int, ...] = ()) -> tuple[list[Query], Page]:
+    """Begun, on the running loop."""
+    queries, page = [Query(one) for one in told], Page()
+    for i in done:
+        queries[i].is_done = True
+    stream = AnswerStream(queries, tell, b"r-1", 3600.0)  # type: ignore[arg-type]
+    stream.begin(page)  # type: ignore[arg-type]
+    return queries, page
+
+
+def in_loop(test: Callable[[], None]) -> None:
+    async def run() -> None:
+        test()
+
+    asyncio.run(run())
+
+
+A, B, C = b'{"output":1}', b'{"output":2}', b'{"output":3}'
+
+
+def test_each_answer_leaves_when_it_is_there() -> None:
+    def check() -> None:
+        (first, second, third), page = streamed(A, B, C, done=(1,))
+        assert page.events == [("answer", {"index": 1, "output": 2})]
+        third.finish()
+        first.finish()
+        assert [body["index"] for _, body in page.events[:3]] == [1, 2, 0]
+        assert page.events[3:] == [("done", {"answers": 3, "errors": 0})]
+        assert page.ended
+        assert not second.cancelled
+
+    in_loop(check)
+
+
+def test_nothing_asked_is_done_at_once() -> None:
+    def check() -> None:
+        _, page = streamed()
+        assert page.events == [("done", {"answers": 0, "errors": 0})]
+        assert page.ended
+
+    in_loop(check)
+
+
+def test_what_has_no_answer_says_why_and_the_others_follow() -> None:
+    def check() -> None:
+        _, page = streamed(DeadlineExceeded("too late."), B, RuntimeError("/secret/path"), done=(0, 1, 2))
+        (late, answer, broken, done) = page.events
+        assert (late[0], late[1]["index"], late[1]["status"], late[1]["request_id"]) == ("error", 0, 504, "r-1")
+        assert answer == ("answer", {"index": 1, "output": 2})
+        assert (broken[0], broken[1]["status"], "secret" in broken[1]["error"]) == ("error", 500, False)
+        assert done == ("done", {"answers": 1, "errors": 2})
+
+    in_loop(check)
+
+
+def test_who_does_not_read_is_not_written_to() -> None:
+    def check() -> None:
+        queries, page = streamed(A, B, C)
+        page.room = False
+        for query in queries:
+            query.finish()
+        assert [name for name, _ in page.events] == ["answer"]
+        page.room = True
+        page.on_room()
+        assert [name for name, _ in page.events] == ["answer", "answer", "answer", "done"]
+
+    in_loop(check)
+
+
+def test_who_hangs_up_takes_the_queries_along() -> None:
+    def check() -> None:
+        queries, page = streamed(A, B)
+        queries[0].finish()
+        page.gone = True
+        page.on_gone()
+        assert queries[1].cancelled
+        queries[1].finish()
+        assert [name for name, _ in page.events] == ["answer"]
+        assert not page.ended
+
+    in_loop(check)
+
+
+def test_silence_is_broken_by_a_sign_of_life() -> None:
+    async def wait() -> None:
+        query, page, beaten = Query(A), Page(), asyncio.Event()
+        page.on_write = lambda data: beaten.set() if data == HEARTBEAT else None
+        AnswerStream([query], tell, b"", 0.01).begin(page)  # type: ignore[arg-type, list-item]
+        await asyncio.wait_for(beaten.wait(), PATIENCE_S)
+        query.finish()
+        assert page.events[-1] == ("done", {"answers": 1, "errors": 0})
+
+    asyncio.run(wait())
+
+
+# -- over a socket
+
+
+def test_a_batch_comes_as_events(query: Ask) -> None:
+    reply = query("POST", "/api/total/predict/stream", {"inputs": [[1, 2, 3], [0, 0, 1]]}, {"X-Request-Id": "mine"})
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert reply.headers["x-request-id"] == "mine"
+    events = events_in(reply.body)
+    assert {body["index"]: body["output"] for name, body in events if name == "answer"} == {0: 6.0, 1: 1.0}
+    assert events[-1] == ("done", {"answers": 2, "errors": 0})
+
+
+def test_one_input_is_one_answer(query: Ask) -> None:
+    (name, body), _ = events_in(query("POST", "/api/total/predict/stream", {"input": [1, 2, 3]}).body)
+    assert (name, body["index"], body["output"], body["models"]) == ("answer", 0, 6.0, ["sum:1"])
+
+
+def test_what_cannot_be_asked_has_a_status(query: Ask) -> None:
+    assert query("POST", "/api/total/predict/stream", {"inputs": [[1, 2, 3], [1]]}).status == 400
+    assert query("POST", "/api/total/predict/stream", {}).status == 400
+    assert query("POST", "/api/totl/predict/stream", {"input": [1, 2, 3]}).status == 404
+
+
+def test_hanging_up_leaves_nothing_behind(server: clipper.ClipperServer, query: Ask) -> None:
+    def stuck(rows: Any) -> Any:
+        import time
+
+        time.sleep(0.2)
+        return rows[:, 0]
+
+    server.deploy("sleepy", stuck, input="f64[1]", cache=False)
+    server.app("sleepy", models=["sleepy"], slo_ms=10_000)
+    try:
+        body = json.dumps({"inputs": [[i] for i in range(20)]}).encode()
+        host, port = server.http_address.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+            head = b"POST /api/sleepy/predict/stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            line.sendall(head + body)
+            assert b"200 OK" in line.recv(4096)
+        assert query("POST", "/api/total/predict", {"input": [1, 2, 3]}).status == 200
+    finally:
+        server.remove_app("sleepy")
+        server.retire("sleepy", force=True)
