@@ -33,7 +33,7 @@ build: .venv/.core  ## compile the core in place
 demo: .venv/.installed  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed .venv/.servers .venv/.clients .venv/.browser  ## all tests (ARGS="-k cache")
+test: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser  ## all tests (ARGS="-k cache")
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
@@ -143,6 +143,19 @@ dashboard/node_modules/.package-lock.json: dashboard/package.json dashboard/pack
 	@echo "installing clients that the tests talk through (about 10 s)"
 	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])') \
 	  || echo "not all of them could be installed: tests through them are skipped"
+	@touch $@
+
+# -- frameworks whose models are served; without them those tests are skipped, and say so. PyTorch in its build for the CPU alone:
+#    what an index has by default brings gigabytes for GPUs along. PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS say where there is one.
+
+TORCH ?= torch==2.13.0+cpu
+
+.venv/.frameworks: .venv/.installed pyproject.toml
+	@echo "installing frameworks whose models the tests serve (about 30 s)"
+	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])') \
+	  || echo "not all of them could be installed: tests of their models are skipped"
+	@$(PY) -c "import torch" 2>/dev/null || $(PIP) $(TORCH) >/dev/null 2>&1 \
+	  || echo "no $(TORCH) to be had: tests of PyTorch are skipped. make test TORCH=torch takes any build"
 	@touch $@
 
 # -- the way there: four stamps in .venv, so that a repeat costs nothing and a change costs what it must

@@ -231,8 +231,8 @@ class ClipperServer(Streaming):
         wait: bool = True,
         promote: bool = True,
     ) -> CoreModel:
-        """Deploy a function, a bound method, a scikit-learn estimator, a `clipper_container.Model`, "module:attribute", or
-        "model.onnx" or "model.skops".
+        """Deploy a function, a bound method, a scikit-learn estimator, a module of PyTorch, a model of XGBoost or LightGBM, a
+        `clipper_container.Model`, "module:attribute", or a file such as "model.onnx": docs/models.md.
 
         It runs in `replicas` processes of its own ((1, 4): as many of 1 to 4 as the load asks for) and takes a batch: an array
         of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time. input: `f64[64]`, `str`, ...;

@@ -140,8 +140,8 @@ def test_a_type_that_the_user_trusts_is_made() -> None:
 
 
 def test_other_kinds_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="one of onnx, skops"):
-        Artifact("pickle", b"")
+    with pytest.raises(InvalidInput, match="one of onnx, skops, xgboost"):
+        Artifact("hdf5", b"")
 
 
 def test_no_such_file(server: clipper.ClipperServer) -> None:

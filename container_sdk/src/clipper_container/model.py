@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,6 +124,29 @@ class BorrowedModel(Model):
         return callable(getattr(self.inner, "correct", None))
 
 
+def _adapter_of(thing: Any, confidence: bool) -> Model | None:
+    """Of an object of a framework that is no estimator. Imports none that is not imported."""
+    if is_torch_module(thing) and not callable(getattr(thing, "predict_batch", None)):
+        from clipper_container.adapters.torch import TorchModel
+
+        return TorchModel(thing)
+    if _is_of(thing, "xgboost", "Booster"):
+        from clipper_container.adapters.xgboost import XgboostModel
+
+        return XgboostModel(thing, confidence=confidence)
+    return None
+
+
+def is_torch_module(thing: Any) -> bool:
+    """Is it a torch.nn.Module? Imports nothing."""
+    return _is_of(thing, "torch.nn", "Module")
+
+
+def _is_of(thing: Any, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(thing, kind)
+
+
 def as_model(thing: Any, confidence: bool = True) -> Model:
     """Make a `Model` of a Model, a class of them, an estimator, or a function.
 
@@ -137,6 +161,8 @@ def as_model(thing: Any, confidence: bool = True) -> Model:
         thing = thing()
     if isinstance(thing, Model):
         return thing
+    if (adapter := _adapter_of(thing, confidence)) is not None:
+        return adapter
     if callable(getattr(thing, "predict_batch", None)):
         return BorrowedModel(thing)
     if callable(getattr(thing, "predict", None)):

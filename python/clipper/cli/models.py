@@ -39,7 +39,7 @@ def deploy(
     code: tuple[str, ...], requirements: str | None, python: str, deployer: str | None, memory: int | None, cpus: float | None,
     gpus: str | None, trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
 ) -> None:  # fmt: skip
-    """Serve TARGET as NAME: module:attribute on the server's host, or an .onnx or .skops file of this one.
+    """Serve TARGET as NAME: module:attribute on the server's host, or a model's file of this one (docs/models.md).
 
     A module in this folder is found by a server on this host. The new version is the latest once it runs; what links
     NAME without a version then asks it.

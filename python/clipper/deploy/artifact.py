@@ -1,6 +1,8 @@
-"""Models that are data, not code: ONNX and skops bytes. They are looked at in a process of their own before they are deployed."""
+"""Models that frameworks saved themselves, by file, folder or object: bytes of a kind. Those that come from elsewhere are looked
+at in a process of their own before they are deployed."""
 
 import hashlib
+import io
 import json
 import os
 import platform
@@ -15,31 +17,46 @@ from typing import Any, Final
 
 import msgspec
 
+from clipper.deploy.needs import version_of
 from clipper.deploy.process import describe_exit
 from clipper.errors import InvalidInput, PackagingError, ShuttingDown
-from clipper_container.adapters.function import MAGIC, PACKED, RAW
+from clipper_container.adapters import files, mlflow
+from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.function import MAGIC, PACKED
 
-KINDS: Final = tuple(RAW.values())
+KINDS: Final = ("onnx", "skops")  # whose parsers are made for files of strangers: what comes in by a stream is one of these
+ENDINGS: Final = tuple(files.ENDINGS)
 SUFFIX: Final = PACKED[-1]
+_FLAVOURS: Final = {"onnx": ("onnx", "onnxruntime"), "pytorch": ("torch",), "sklearn": ("scikit-learn",)}
 _LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model as bytes. kind: "onnx" or "skops".  trusted: types a skops file may ask for, beyond those skops trusts itself."""
+    """A model as bytes. kind: "onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle", "mlflow".
+    trusted: types a skops file may ask for, beyond those skops trusts itself.  labels: of a classifier of xgboost or lightgbm,
+    one a class."""
 
     kind: str
     data: bytes
     trusted: tuple[str, ...] = ()
+    labels: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InvalidInput(f"kind={self.kind!r}: a model that is data is one of {', '.join(KINDS)}.")
+        if self.kind not in files.KINDS:
+            raise InvalidInput(f"kind={self.kind!r}: a model's file is one of {', '.join(files.KINDS)}.")
+
+    @property
+    def is_code(self) -> bool:
+        """May loading it run what is in it?"""
+        return self.kind in files.CODE
 
     def packed(self, name: str) -> bytes:
         """The file that a container loads; the same for the same bytes, name and trusted types."""
         python = ".".join(platform.python_version_tuple()[:2])
         about = {"format": 1, "kind": self.kind, "name": name, "python": python, "trusted": sorted(self.trusted)}
+        about |= {"labels": self.labels} if self.labels is not None else {}
+        about |= {"packages": _flavoured(self.data)} if self.kind == "mlflow" else {}
         return MAGIC + json.dumps(about).encode() + b"\n" + self.data
 
     def sha256(self, name: str) -> str:
@@ -48,18 +65,114 @@ class Artifact:
 
 
 def is_data(thing: Any) -> bool:
-    """Whether `thing` is an Artifact, or names a file with one of its endings."""
-    return isinstance(thing, Artifact) or (isinstance(thing, str | os.PathLike) and Path(thing).suffix in RAW)
+    """Whether `thing` is an Artifact, names a file or folder that may be one, or is an object that its framework saves itself."""
+    if isinstance(thing, str | os.PathLike):
+        return is_registered(thing) or (":" not in str(thing) and bool(files.kind_by_name(thing)))
+    return isinstance(thing, Artifact) or _saver_of(thing) is not None
+
+
+def is_registered(thing: Any) -> bool:
+    """Is it a name in MLflow's registry, as `models:/fraud@champion`?"""
+    return isinstance(thing, str) and thing.startswith("models:/")
 
 
 def artifact_of(thing: Any) -> Artifact:
-    """The Artifact that `thing` is or names. Raises: PackagingError for a file that cannot be read."""
+    """The Artifact that `thing` is, names, or is saved as. Raises: PackagingError for a file that cannot be read, or is no such
+    file."""
     if isinstance(thing, Artifact):
         return thing
+    if not isinstance(thing, str | os.PathLike):
+        save = _saver_of(thing)
+        if save is None:
+            raise PackagingError(f"a {type(thing).__name__} is no model's file.")
+        return save(thing)
     try:
-        return Artifact(RAW[Path(thing).suffix], Path(thing).read_bytes())
+        return Artifact(*files.read(_fetched(str(thing)) if is_registered(thing) else thing))
     except OSError as error:
         raise PackagingError(f"cannot read {str(thing)!r}: {error.strerror}.") from None
+    except LoadError as error:
+        raise PackagingError(f"cannot deploy {error}.") from None
+
+
+# -- objects that their frameworks save
+
+
+def _saver_of(thing: Any) -> Callable[[Any], Artifact] | None:
+    """How to save it; None for what is none of these. Frameworks that are not imported have no objects here."""
+    if _is_of(thing, "xgboost", "Booster", "XGBModel"):
+        return _saved_xgboost
+    if _is_of(thing, "lightgbm", "Booster") or (_is_of(thing, "lightgbm", "LGBMModel") and _plain(_labels_of(thing))):
+        return _saved_lightgbm
+    if _is_of(thing, "torch.jit", "ScriptModule"):
+        return _saved_torchscript
+    if _is_of(thing, "torch.export", "ExportedProgram"):
+        return _saved_export
+    return None
+
+
+def _is_of(thing: Any, module: str, *names: str) -> bool:
+    kinds = (getattr(sys.modules.get(module), name, None) for name in names)
+    return any(isinstance(thing, kind) for kind in kinds if kind is not None)
+
+
+def _labels_of(estimator: Any) -> list[Any] | None:
+    found = getattr(estimator, "classes_", None)
+    return None if found is None else list(found.tolist())
+
+
+def _plain(labels: list[Any] | None) -> bool:
+    return labels is None or all(isinstance(label, bool | int | float | str) for label in labels)
+
+
+def _saved_xgboost(thing: Any) -> Artifact:
+    booster = thing.get_booster() if hasattr(thing, "get_booster") else thing
+    labels = _labels_of(thing) if hasattr(thing, "get_booster") else None
+    return Artifact("xgboost", bytes(booster.save_raw(raw_format="ubj")), labels=None if labels is None else tuple(labels))
+
+
+def _saved_lightgbm(thing: Any) -> Artifact:
+    booster = getattr(thing, "booster_", thing)
+    labels = _labels_of(thing)
+    data = booster.model_to_string(num_iteration=booster.best_iteration).encode()
+    return Artifact("lightgbm", data, labels=None if labels is None else tuple(labels))
+
+
+def _saved_torchscript(thing: Any) -> Artifact:
+    out = io.BytesIO()
+    sys.modules["torch"].jit.save(thing, out)
+    return Artifact("torchscript", out.getvalue())
+
+
+def _saved_export(thing: Any) -> Artifact:
+    out = io.BytesIO()
+    sys.modules["torch"].export.save(thing, out)
+    return Artifact("torch-export", out.getvalue())
+
+
+# -- MLflow
+
+
+def _fetched(name: str) -> str:
+    """The folder of a model of MLflow's registry. Raises: PackagingError."""
+    try:
+        from mlflow.artifacts import download_artifacts
+    except ModuleNotFoundError:
+        raise PackagingError(
+            f"{name!r} is in MLflow's registry, and mlflow is not installed here. Run: pip install mlflow-skinny"
+        ) from None
+    try:
+        return str(download_artifacts(artifact_uri=name))
+    except Exception as error:
+        raise PackagingError(
+            f"MLflow's registry does not give {name!r}: {str(error)[:500]}. It is looked for at MLFLOW_TRACKING_URI."
+        ) from None
+
+
+def _flavoured(data: bytes) -> dict[str, str]:
+    """The packages of a folder's flavour, at the versions that are here."""
+    flavour = mlflow.flavour(files.member(data, "MLmodel"))
+    names = (*_FLAVOURS.get(flavour, (flavour,) if flavour else ()), "mlflow", "mlflow-skinny", "pandas")
+    return {name: version for name in names if (version := version_of(name))}
 
 
 class Checked(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ _ADAPTERS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "lightgbm": (("lightgbm",),),
     "torchscript": (("torch",),),
     "torch-export": (("torch",),),
+    "pickle": (("joblib",),),
     "mlflow": (("mlflow-skinny", "mlflow"), ("pandas",)),
 }
 _OURS: Final = frozenset({"clipper", "clipper-core", "clipper-serving", "clipper-container"})

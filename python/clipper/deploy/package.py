@@ -7,6 +7,7 @@ then the pickle; `clipper_container.adapters.function` reads it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -34,6 +35,7 @@ from clipper.deploy.needs import packages_of, python_here
 from clipper.errors import PackagingError
 from clipper_container import Model
 from clipper_container.adapters.function import MAGIC
+from clipper_container.model import is_torch_module
 
 _log = logging.getLogger(__name__)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
@@ -42,7 +44,10 @@ _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
 _SEARCH_DEPTH_MAX = 6
 _SAFER = {  # by kind
     "estimator": "Save it as .skops (skops.io.dump) or .onnx (skl2onnx.to_onnx), and deploy that file.",
-    "torch": "Save it by torch.export.save as .pt2, or as .onnx, and deploy that file.",
+    "torch": "Save it as .onnx (torch.onnx.export) or TorchScript (torch.jit.save), and deploy that file.",
+    "torch-export": "Save it as .onnx (torch.onnx.export), and deploy that file.",
+    "pickle": "Save it as .skops (skops.io.dump), .onnx, or by the framework's own save_model, and deploy that file.",
+    "mlflow": "Deploy the .onnx, .ubj or .txt file that the model was logged from.",
     "": "Deploy 'module:attribute' of code that is installed where it runs.",
 }
 _Place = tuple[str, str, str]  # variable, where it is, type of what is in it
@@ -53,7 +58,8 @@ class Package:
     """A model that is ready for a container.
 
     target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a module.
-    kind: "function", "estimator", "model", "module", "onnx" or "skops". input: type of one row, where the model says it.
+    kind: "function", "estimator", "model", "module", "torch", or of a file ("onnx", ...: `Artifact.kind`). input: type of one
+    row, where the model says it.
     code: directories that the container needs on sys.path.
     """
 
@@ -67,8 +73,8 @@ class Package:
 def pack(
     thing: Any, name: str, version: int, directory: str | os.PathLike[str], code: Sequence[str] = (), no_pickle: bool = False
 ) -> Package:
-    """Make a package of a function, closure, bound method, estimator, Model (or class of them), "module:attribute", an .onnx or
-    .skops file, or an Artifact.
+    """Make a package of a function, closure, bound method, estimator, Model (or class of them), torch.nn.Module, an object of
+    XGBoost or LightGBM, "module:attribute", a model's file or folder (`Artifact.kind`), or an Artifact.
 
     directory: where the file `NAME-VERSION-SHA12.pkl` (or `.packed`) goes; it is made when missing.
     code: files or directories that the container needs beside what travels by value.  no_pickle: refuse what would travel as
@@ -82,6 +88,12 @@ def pack(
     places = _directories(code)
     if is_data(thing):
         artifact = artifact_of(thing)
+        if artifact.is_code:
+            if no_pickle:
+                safer = _SAFER.get(artifact.kind, _SAFER[""])
+                what = f"a file of kind {artifact.kind} may hold pickles, which are code"
+                raise PackagingError(f"{what}, and server.no_pickle refuses that. {safer}")
+            _log.warning("model %s: loading a file of kind %s runs what is in it: trust who made it", name, artifact.kind)
         path, sha256 = _kept(artifact.packed(name), name, version, directory, SUFFIX)
         return Package(path, artifact.kind, sha256, code=places)
     if isinstance(thing, str) and not thing:  # its containers are started by somebody else
@@ -117,6 +129,8 @@ def input_of(thing: Any) -> str | None:
 
 
 def _kind(thing: Any) -> str:
+    if is_torch_module(thing) and not hasattr(thing, "predict_batch"):
+        return "torch"
     if isinstance(thing, Model) or hasattr(thing, "predict_batch"):
         return "model"
     if isinstance(thing, (type, types.ModuleType)):
@@ -168,6 +182,7 @@ def _directories(code: Sequence[str]) -> tuple[str, ...]:
 
 
 def _content(thing: Any, kind: str, name: str) -> bytes:
+    thing = _on_the_cpu(thing) if kind == "torch" else thing
     stream, modules = io.BytesIO(), set[str]()
     with _local_modules_by_value():
         try:
@@ -178,6 +193,12 @@ def _content(thing: Any, kind: str, name: str) -> bytes:
         _log.info("model %s: %s travel%s by value", name, ", ".join(local), "s" if len(local) == 1 else "")
     about = {"format": 1, "kind": kind, "name": name, "python": python_here(), "packages": packages_of([*modules])}
     return MAGIC + json.dumps(about).encode() + b"\n" + stream.getvalue()
+
+
+def _on_the_cpu(module: Any) -> Any:
+    """What lies on a device is there for those who have it."""
+    parts = (*module.parameters(), *module.buffers())
+    return module if all(part.device.type == "cpu" for part in parts) else copy.deepcopy(module).cpu()
 
 
 class _Noting(cloudpickle.Pickler):  # type: ignore[misc]

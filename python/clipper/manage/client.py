@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from clipper.deploy.artifact import artifact_of, is_data
+from clipper.deploy.artifact import artifact_of, is_data, is_registered
 from clipper.deploy.deployers import ENGINES
 from clipper.deploy.environments import lines_of
 from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, PackagingError
@@ -167,7 +167,8 @@ class Client:
     # -- models
 
     def deploy(self, name: str, model: str | os.PathLike[str], *, dry_run: bool = False, **settings: Any) -> dict[str, Any]:
-        """Deploy "module:attribute" of the server's host, or an .onnx or .skops file of this one.
+        """Deploy "module:attribute" of the server's host, or a model's file of this one: .onnx, .skops, .ubj, .txt, .pt. One that
+        may hold pickles (.pkl, .joblib, .pt2, a folder of MLflow) is not sent: the server reads it by its path, on this host.
 
         settings: as of ClipperServer.deploy, but for `similar`; trusted: of a skops file; requirements: a file of this host, or
         lines. Functions are not sent: what they are
@@ -178,7 +179,7 @@ class Client:
             raise PackagingError(f"a {type(model).__name__} is not sent to a server.", hint=hint)
         if is_data(model):
             artifact = artifact_of(model)
-            settings |= {"data": artifact.data, "kind": artifact.kind}
+            settings |= {"model": _here(model)} if artifact.is_code else {"data": artifact.data, "kind": artifact.kind}
         else:
             settings["model"] = str(model)
         if requirements := settings.get("requirements"):
@@ -380,6 +381,10 @@ def _untrusted(url: str, error: ssl.SSLError) -> NoServer:
     why = (error.reason or str(error)).lower().replace("_", " ")
     hint = "Is it http:// there? If it asks for a certificate: CLIPPER_CERT and CLIPPER_KEY."
     return NoServer(f"no TLS with {url}: {why}.", hint=hint)
+
+
+def _here(model: str | os.PathLike[str]) -> str:
+    return str(model) if is_registered(model) else str(Path(model).absolute())
 
 
 def _actor() -> str:

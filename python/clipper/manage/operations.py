@@ -16,8 +16,8 @@ import msgspec
 from clipper.catalog import Catalog
 from clipper.catalog_view import Rollout
 from clipper.config import Config, merge_batching
-from clipper.deploy.artifact import Artifact, is_data
-from clipper.errors import InvalidInput, UnknownModel, UnknownVersion
+from clipper.deploy.artifact import ENDINGS, Artifact, is_data
+from clipper.errors import InvalidInput, PackagingError, UnknownModel, UnknownVersion
 from clipper.manage.building import Stage
 from clipper.manage.deployment import type_of
 from clipper.manage.moving import Place, State, applications_of, bring, exported, missing
@@ -191,8 +191,8 @@ class Operations:
         promote: bool = True,
         wait: bool = True,
     ) -> Change:
-        """As ClipperServer.deploy. model: "module:attribute", or an .onnx or .skops file on the server's host; or such a file's
-        bytes in `data`, and its `kind`, "onnx" or "skops"."""
+        """As ClipperServer.deploy. model: "module:attribute", or a model's file or folder on the server's host; or such a file's
+        bytes in `data`, and its `kind`; those that may hold pickles are not taken as bytes."""
         thing = Artifact(kind, data, trusted) if data else model
         settings: dict[str, Any] = {
             "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
@@ -202,8 +202,11 @@ class Operations:
         if not data and not model:
             raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')
         if not data and not is_data(model) and ":" not in model:
-            hint = 'Give "module:attribute", or a file that ends in .onnx or .skops.'
+            hint = f'Give "module:attribute", a folder of MLflow, or a file: {", ".join(ENDINGS)}.'
             raise InvalidInput(f"cannot deploy {model!r}.", hint=hint)
+        if isinstance(thing, Artifact) and thing.is_code:
+            hint = "Deploy it by its path on the server's host, or save it in a safer format."
+            raise PackagingError(f"bytes of kind {kind!r} may hold pickles, and are not taken from a socket.", hint=hint)
         with self._doing("deploy") as change:
             if self.dry_run:
                 id_ = self._rehearse(name, thing, version, input, promote, settings)

@@ -223,4 +223,6 @@ def test_a_missing_module_is_explained(tmp_path, monkeypatch):
         "No module named 'features'. It is a local file; packed by value on the next deploy, "
         'or add code=["features.py"].'
     )
-    assert explain(ModuleNotFoundError("", name="xgboost.core")).endswith("Run: pip install xgboost")
+    assert explain(ModuleNotFoundError("", name="xgboost.core")).endswith(
+        'Run: pip install xgboost, or deploy with requirements=["xgboost"]'
+    )

@@ -1,32 +1,34 @@
 """A target, as it stands on a command line, -> the object to serve.
 
-A target is `module:attribute`; an `.onnx` or `.skops` file; or the path of a file that `clipper deploy` packed: one line of
-JSON that says what the file holds, then a pickle (`.pkl`), or ONNX or skops bytes (`.packed`). Pickles run code, so they are
-opened only here, in the model's own process, and only when their SHA-256 is the one that was asked for.
+A target is `module:attribute`; a model's file or folder (see files.py); or the path of a file that `clipper deploy` packed: one
+line of JSON that says what the file holds, then a pickle (`.pkl`), or the bytes of such a file (`.packed`). Pickles run code, so
+they are opened only here, in the model's own process, and only when their SHA-256 is the one that was asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import importlib
+import importlib.metadata
 import json
 import os
 import pickle
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from clipper_container.adapters import files
 from clipper_container.adapters.errors import LoadError
 
 MAGIC = b"CLIPPER-MODEL "
 PACKED = (".pkl", ".packed")
-RAW = {".onnx": "onnx", ".skops": "skops"}  # data, by its ending
 DISTRIBUTIONS = {  # where a module has another name than what pip installs
     "sklearn": "scikit-learn", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml", "mlflow": "mlflow-skinny",
 }  # fmt: skip
-__all__ = ["DISTRIBUTIONS", "MAGIC", "PACKED", "RAW", "LoadError", "explain", "load_target", "open_data"]
+__all__ = ["DISTRIBUTIONS", "MAGIC", "PACKED", "LoadError", "explain", "load_target", "open_data"]
 
 
 def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
@@ -38,13 +40,16 @@ def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
     """
     for entry in reversed([*code]):
         _prepend(entry if os.path.isdir(entry) else os.path.dirname(os.path.abspath(entry)))
-    if target.endswith(PACKED):
+    if target.endswith(PACKED) and _is_packed(target):
         return _load_file(target, sha256)
-    if kind := RAW.get(os.path.splitext(target)[1]):
-        return _load_data(kind, _content(target, sha256), ())
+    if ":" not in target and files.kind_by_name(target):
+        kind, content = files.read(target)
+        _check(target, content, sha256)
+        return _load_data(kind, content, {})
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute:
-        raise LoadError(f"target {target!r} is neither module:attribute nor the path of a .pkl, .onnx or .skops file")
+        known = f"{', '.join(files.ENDINGS)}, or a folder with an MLmodel file"
+        raise LoadError(f"target {target!r} is neither module:attribute nor the path of a model: {known}")
     _prepend(os.getcwd(), last=True)
     thing: Any = importlib.import_module(module)
     for name in attribute.split("."):
@@ -60,30 +65,51 @@ def _prepend(directory: str, last: bool = False) -> None:
         sys.path.insert(len(sys.path) if last else 0, directory)
 
 
+def _is_packed(path: str) -> bool:
+    """One that is not there is told of as one that is."""
+    if not os.path.isfile(path) or path.endswith(PACKED[1]):
+        return True
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def _content(path: str, sha256: str) -> bytes:
     with open(path, "rb") as file:
         content = file.read()
-    if sha256 and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), sha256.lower()):
-        raise LoadError(f"{path} is not the file that was deployed (its SHA-256 differs)")
+    _check(path, content, sha256)
     return content
 
 
-def _load_data(kind: str, content: bytes, trusted: Iterable[str]) -> Any:
-    """A model that is data: nothing of it is unpickled."""
+def _check(path: str, content: bytes, sha256: str) -> None:
+    if sha256 and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), sha256.lower()):
+        raise LoadError(f"{path} is not the file that was deployed (its SHA-256 differs)")
+
+
+def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
+    """The bytes of a model's file. about: the `labels` of classes, and types that are `trusted`, if any."""
     if kind == "onnx":
         from clipper_container.adapters.onnx import OnnxModel
 
         return OnnxModel(content)
+    if kind in ("torchscript", "torch-export"):
+        from clipper_container.adapters import torch
+
+        return torch.load(kind, content)
+    if kind in ("mlflow", "pickle"):
+        adapter = importlib.import_module("clipper_container.adapters." + {"mlflow": "mlflow", "pickle": "pickles"}[kind])
+        return adapter.load(content)
+    if kind in ("xgboost", "lightgbm"):
+        return importlib.import_module(f"clipper_container.adapters.{kind}").load(content, about.get("labels"))
     from clipper_container.adapters import skops
 
-    return skops.load(content, tuple(trusted))
+    return skops.load(content, tuple(about.get("trusted", ())))
 
 
 def _load_file(path: str, sha256: str) -> Any:
     about, body = _unpacked(path, sha256)
     kind = str(about["kind"])
-    if kind in RAW.values():
-        return _load_data(kind, body, about.get("trusted", ()))
+    if kind in files.KINDS:
+        return _load_data(kind, body, about)
     here = ".".join(platform.python_version_tuple()[:2])
     packed_by = str(about["python"])
     if kind != "estimator" and packed_by != here:
@@ -91,7 +117,32 @@ def _load_file(path: str, sha256: str) -> Any:
             f"{path} holds code packed by Python {packed_by}, this is Python {here}. "
             f"Deploy from Python {here}, or as 'module:function'."
         )
-    return pickle.loads(body)  # a cloudpickle is a pickle that imports cloudpickle
+    others = _others(about)
+    try:
+        thing = pickle.loads(body)  # a cloudpickle is a pickle that imports cloudpickle
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        if others:
+            raise LoadError(f"{explain(error)}. It was packed with {others}") from error
+        raise
+    if others:
+        print(f"this model was packed with {others}", file=sys.stderr, flush=True)
+    return thing
+
+
+def _others(about: Mapping[str, Any]) -> str:
+    """Packages that the model was packed with and that are others here, in a line with the next step; "" if there are none."""
+    found = []
+    packages = about.get("packages")
+    for name, then in packages.items() if isinstance(packages, dict) else ():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            now = importlib.metadata.version(name)
+            if now.split(".")[:2] != str(then).split(".")[:2]:
+                found.append((name, str(then), now))
+    told = ", ".join(f"{name} {then} (here: {now})" for name, then, now in found)
+    lines = ", ".join(f'"{name}=={then}"' for name, then, _ in found)
+    return f"{told}. The same versions: deploy with requirements=[{lines}]" if found else ""
 
 
 def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, Any], bytes]:
@@ -110,12 +161,14 @@ def _unpacked(path: str, sha256: str = "") -> tuple[dict[str, Any], bytes]:
 
 def open_data(path: str) -> tuple[str, bytes]:
     """The kind and the bytes of a model that is data. Raises: LoadError for anything else."""
-    if kind := RAW.get(os.path.splitext(path)[1]):
-        return kind, _content(path, "")
-    about, body = _unpacked(path)
-    if about["kind"] not in RAW.values():
-        raise LoadError(f"{path} holds code; only ONNX and skops files can be looked at without running them")
-    return str(about["kind"]), body
+    if path.endswith(PACKED) and _is_packed(path):
+        about, body = _unpacked(path)
+        kind = str(about["kind"])
+    else:
+        kind, body = files.read(path)
+    if kind not in files.KINDS or kind in files.CODE:
+        raise LoadError(f"{path} holds code; only files that are data can be looked at without running them")
+    return kind, body
 
 
 def explain(error: BaseException) -> str:
@@ -137,4 +190,5 @@ def _explain_missing(name: str) -> str:
     python = ".".join(platform.python_version_tuple()[:2])
     venv = os.path.basename(sys.prefix)
     package = DISTRIBUTIONS.get(top, top)
-    return f"{text} '{top}' is not installed in venv {venv} (Python {python}). Run: pip install {package}"
+    run = f'Run: pip install {package}, or deploy with requirements=["{package}"]'
+    return f"{text} '{top}' is not installed in venv {venv} (Python {python}). {run}"

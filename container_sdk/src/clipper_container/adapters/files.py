@@ -1,0 +1,127 @@
+"""What a file or folder holds, by its ending and its first and last bytes. Nothing is loaded, and no framework imported."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+from clipper_container.adapters.errors import LoadError
+
+ENDINGS = {
+    ".onnx": "onnx", ".skops": "skops", ".ubj": "xgboost", ".json": "xgboost", ".txt": "lightgbm", ".pt": "torchscript",
+    ".pth": "torchscript", ".pt2": "torch-export", ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
+}  # fmt: skip
+KINDS = ("onnx", "skops", "xgboost", "lightgbm", "torchscript", "torch-export", "pickle", "mlflow")
+CODE = frozenset({"torch-export", "pickle", "mlflow"})  # loading one of these may run what is in it
+_MLMODEL = "MLmodel"
+_PACKED = b"CLIPPER-MODEL "
+
+
+def kind_by_name(path: str | os.PathLike[str]) -> str:
+    """What its ending says, "mlflow" of a folder with an MLmodel file; "" for what is no model by its name."""
+    if (Path(path) / _MLMODEL).is_file():
+        return "mlflow"
+    return ENDINGS.get(Path(path).suffix.lower(), "")
+
+
+def read(path: str | os.PathLike[str]) -> tuple[str, bytes]:
+    """The kind and the bytes of a model's file; of an MLflow folder, those of a tar. Raises: LoadError, OSError."""
+    kind = kind_by_name(path)
+    if kind == "mlflow":
+        return kind, _tarred(Path(path))
+    if Path(path).is_dir():
+        raise LoadError(f"{str(path)!r} is a folder without an MLmodel file")
+    content = Path(path).read_bytes()
+    verify(kind, content, str(path))
+    return kind, content
+
+
+def verify(kind: str, content: bytes, name: str) -> None:
+    """Refuse bytes that cannot be of that kind: those of another one, or cut short. Raises: LoadError that says what they are.
+
+    Some parsers take damaged files badly (they read on, or ask for all memory there is), so what can be seen is seen here.
+    """
+    trouble = ""
+    if kind == "xgboost":
+        trouble = _trouble_of_xgboost(content)
+    elif kind == "lightgbm":
+        trouble = _trouble_of_lightgbm(content)
+    elif kind in ("torchscript", "torch-export"):
+        trouble = _trouble_of_torch(kind, content)
+    elif kind == "pickle" and content.startswith(_PACKED):
+        trouble = "was packed by clipper: deploy what it was packed from, or import an exported state"
+    if trouble:
+        raise LoadError(f"{name} {trouble}")
+
+
+def _trouble_of_xgboost(content: bytes) -> str:
+    is_ubj, is_json = content.startswith(b"{L\0\0\0\0\0\0\0\x07learner"), content.lstrip()[:1] == b"{"
+    if not is_ubj and not (is_json and b'"learner"' in content[:4096]):
+        return "is no model of XGBoost; save one by booster.save_model('model.ubj')"
+    if not content.rstrip(b" \r\n" if is_json and not is_ubj else b"").endswith(b"}"):
+        return "is cut short: it does not end as a model of XGBoost does"
+    return ""
+
+
+def _trouble_of_lightgbm(content: bytes) -> str:
+    if not content.startswith((b"tree\n", b"tree\r\n")):
+        return "is no model of LightGBM; save one by booster.save_model('model.txt')"
+    if b"\nend of trees" not in content:
+        return "is cut short: it lacks the end of its trees"
+    return ""
+
+
+def _trouble_of_torch(kind: str, content: bytes) -> str:
+    how = "torch.jit.save (TorchScript)" if kind == "torchscript" else "torch.export.save"
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as parts:
+            names = {name.partition("/")[2] for name in parts.namelist()}
+    except (zipfile.BadZipFile, ValueError, OSError):
+        return f"is damaged, or no file of PyTorch; save one by {how}"
+    found = "torch-export" if "archive_format" in names or "models/model.json" in names else ""
+    found = found or ("torchscript" if "constants.pkl" in names else "torch.save" if "data.pkl" in names else "")
+    if found == kind:
+        return ""
+    if found == "torch.save":
+        return f"was made by torch.save: it holds weights, or a pickle. Deploy the module itself, or save it by {how}"
+    if found:
+        return f"holds a model of kind {found}: name it {'.pt2' if found == 'torch-export' else '.pt'}"
+    return f"is no model of PyTorch; save one by {how}"
+
+
+# -- folders
+
+
+def _tarred(folder: Path) -> bytes:
+    """The same bytes for the same files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                about = tarfile.TarInfo(path.relative_to(folder).as_posix())
+                about.size, about.mode = path.stat().st_size, 0o600
+                with path.open("rb") as file:
+                    archive.addfile(about, file)
+    return out.getvalue()
+
+
+def unpack(content: bytes, folder: str) -> None:
+    """The files of `_tarred`. Raises: LoadError for a tar that would write elsewhere."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise LoadError(f"the folder of this model cannot be unpacked: {error}") from None
+
+
+def member(content: bytes, name: str) -> str:
+    """The text of one file of a tar; "" if it is not there."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        try:
+            file = archive.extractfile(name)
+        except KeyError:
+            return ""
+        return file.read().decode("utf-8", "replace") if file else ""

@@ -1,0 +1,111 @@
+"""Models of MLflow: a folder with an MLmodel file, run by mlflow's own pyfunc in whatever flavour it has."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.files import unpack
+from clipper_container.model import Model
+
+_NUMBERS = {
+    "boolean": "bool", "integer": "i32", "long": "i64", "float": "f32", "double": "f64",
+}  # fmt: skip
+_WHOLE = ("sklearn", "xgboost", "lightgbm", "onnx", "pytorch", "catboost")  # flavours that need their folder no more once loaded
+
+
+class MlflowModel(Model):
+    """predict() of a model's pyfunc flavour. Rows are what its signature says: numbers of the columns in their order, one column
+    of strings, or a tensor."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        signature = getattr(model.metadata, "signature", None)
+        self._inputs = signature.inputs if signature is not None else None
+        self.input, self._columns = _row_type(self._inputs)
+
+    def predict_batch(self, inputs: Any) -> Any:
+        found = self._model.predict(self._table(inputs))
+        return _outputs(found)
+
+    def _table(self, inputs: Any) -> Any:
+        if self._columns is None:
+            if self._inputs is None or self._inputs.is_tensor_spec():
+                return np.asarray(inputs)
+            import pandas
+
+            return pandas.DataFrame({0: inputs})
+        import pandas
+
+        names = [name for name, _ in self._columns]
+        if isinstance(inputs, list):  # strings
+            return pandas.DataFrame({names[0]: inputs})
+        table = pandas.DataFrame(np.asarray(inputs).reshape(len(inputs), -1), columns=names)
+        return table.astype({name: kind for name, kind in self._columns if kind})
+
+
+def load(content: bytes) -> MlflowModel:
+    """content: a tar of the folder. Raises: LoadError."""
+    import mlflow.pyfunc
+
+    folder = tempfile.mkdtemp(prefix="clipper-mlflow-")
+    try:
+        unpack(content, folder)
+        try:
+            model = mlflow.pyfunc.load_model(folder, suppress_warnings=True)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            raise LoadError(f"mlflow cannot load this model: {type(error).__name__}: {str(error)[:500]}") from error
+        loaded = MlflowModel(model)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    loader = (getattr(model.metadata, "flavors", None) or {}).get("python_function", {}).get("loader_module", "")
+    if str(loader).rpartition(".")[2] in _WHOLE:
+        shutil.rmtree(folder, ignore_errors=True)
+    return loaded
+
+
+def flavour(mlmodel: str) -> str:
+    """Of the text of an MLmodel file: "sklearn", "pytorch", ...; "" for code of the user's own."""
+    found = re.search(r"^\s*loader_module:\s*mlflow\.(\w+)\s*$", mlmodel, re.M)
+    return found[1] if found and found[1] != "pyfunc" else ""
+
+
+def _row_type(inputs: Any) -> tuple[str, list[tuple[str, str]] | None]:
+    """Our notation of a row, and the columns with numpy's types of them; None: as it comes."""
+    if inputs is None:
+        return "any", None
+    if inputs.is_tensor_spec():
+        if len(inputs.inputs) != 1:
+            raise LoadError(f"the signature names {len(inputs.inputs)} tensors; one is needed")
+        spec = inputs.inputs[0]
+        dims = list(spec.shape)[1:]
+        ours = f"{np.dtype(spec.type).kind}{np.dtype(spec.type).itemsize * 8}"
+        fixed = all(isinstance(dim, int) and dim > 0 for dim in dims)
+        return (f"{ours}[{','.join(map(str, dims))}]" if dims else ours) if fixed else "any", None
+    kinds = [str(getattr(column.type, "name", column.type)) for column in inputs.inputs]
+    names = inputs.input_names() if inputs.has_input_names() else [str(i) for i in range(len(kinds))]
+    if kinds == ["string"]:
+        return "str", [(names[0], "")] if inputs.has_input_names() else None
+    if odd := [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True) if kind not in _NUMBERS]:
+        raise LoadError(f"a row is an array of numbers, or one string; the signature has other columns: {', '.join(odd[:5])}")
+    ours = next(iter(kinds)) if len(set(kinds)) == 1 else "double"
+    numpy_types = {"boolean": "bool", "integer": "int32", "long": "int64", "float": "float32", "double": "float64"}
+    return f"{_NUMBERS[ours]}[{len(kinds)}]", [(name, numpy_types[kind]) for name, kind in zip(names, kinds, strict=True)]
+
+
+def _outputs(found: Any) -> Any:
+    """An array of a DataFrame, a Series, or a dict of one."""
+    if isinstance(found, dict) and found:
+        found = next(iter(found.values()))
+    array = found.to_numpy() if hasattr(found, "to_numpy") else found
+    if isinstance(array, np.ndarray) and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    return array.tolist() if isinstance(array, np.ndarray) and array.dtype == object else array
