@@ -1,6 +1,7 @@
 """ClipperServer: one node, built from a Config. The only place where objects meet."""
 
 import atexit
+import contextlib
 import logging
 import os
 import secrets
@@ -49,10 +50,10 @@ from clipper.serving.scaling import replica_bounds
 from clipper.serving.stragglers import check_missing
 from clipper.settings.http import admin_tls, query_tls, scheme_of
 from clipper.state_dir import StateDir
-from clipper.store import open_store
+from clipper.store import KeptStore, open_for
 from clipper.store.history import acting, actor_here
 from clipper.store.redis import shown
-from clipper.types import VERSION, Application, Batching, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.types import VERSION, Application, Batching, InputType, Model, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
 
@@ -81,9 +82,12 @@ class ClipperServer(Streaming):
         self._engines = Engines(config)
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
-            self._store = open_store(config.server.state, config.limits.state_bytes_max)
+            state, bytes_max = config.server.state, config.limits.state_bytes_max
+            self._store = open_for(state, bytes_max, self._dir.folder, required=config.server.require_store)
             self.catalog = Catalog(self._store)
             self._learning = Learning(self._store, self._dir.folder, config.feedback)
+            if self._store_is_away:
+                self._learning.begin_without_store()
         except BaseException:
             self._dir.close()
             raise
@@ -118,13 +122,13 @@ class ClipperServer(Streaming):
             self._dispatch.start()
             self._deployment.start()
             self._end_following = self.catalog.on_change(self._questions.resolve)
-            for model in self.catalog.models():
+            resumed = self.catalog.models()
+            for model in resumed:
                 self._deployment.resume(model)
             self._questions.resolve(self.catalog.view)
             self._rolling.start()
-            with acting("the configuration", ""):
-                self._declare()
-            self._learning.replay()
+            if not self._store_is_away:
+                self._begin()
             if self.config.http.address or self.config.http.admin or self.config.grpc.address:
                 self._frontends = self._with_frontends()
                 self._frontends.start()
@@ -132,11 +136,32 @@ class ClipperServer(Streaming):
                 if self._dashboard is not None:
                     self._dashboard.start()
             self._start_streams()
+            if isinstance(self._store, KeptStore):
+                self._store.start(lambda: self._store_has_come(resumed))
         except BaseException:
             self.close(drain_s=0)
             raise
         atexit.register(self.close)
         return self
+
+    def _begin(self) -> None:
+        """What needs the store."""
+        with acting("the configuration", ""):
+            self._declare()
+        self._learning.replay()
+
+    @property
+    def _store_is_away(self) -> bool:
+        return isinstance(self._store, KeptStore) and self._store.is_away
+
+    def _store_has_come(self, resumed: list[Model]) -> None:
+        """It was away at the start. StoreError when it is gone again."""
+        self.catalog.refresh()
+        self._deployment.follow(resumed)
+        self._questions.resolve(self.catalog.view)
+        self._learning.begin_again()
+        with contextlib.suppress(ShuttingDown), acting("the configuration", ""):
+            self._declare()
 
     def close(self, drain_s: float | None = None) -> None:
         """Refuse new queries, let those in flight finish for `drain_s` seconds, end the rest, stop all. Idempotent."""
@@ -387,13 +412,15 @@ class ClipperServer(Streaming):
     def stats(self) -> dict[str, Any]:
         """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`;
         `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines;
-        `applications` by name: what their queries came to; `feedback`: the journal, and answers waiting."""
+        `applications` by name: what their queries came to; `feedback`: the journal, and answers waiting;
+        `store`: of one elsewhere, whether it is there."""
         return {
             **self._engines.snapshot(),
             "models": self._deployment.stats(),
             "loop": self._dispatch.snapshot(),
             "applications": self._questions.stats(),
             "feedback": self._learning.stats(),
+            **({"store": self._store.stats()} if isinstance(self._store, KeptStore) else {}),
         }
 
     def recorded(self, application: str) -> Iterator[Recorded]:

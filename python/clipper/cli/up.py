@@ -26,10 +26,11 @@ _Stamp = tuple[int, int] | None  # when a file was written, and its size
 @click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
 @click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
 @click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
+@click.option("--require-store", is_flag=True, help="Do not start while the store is away; as server.require_store.")
 @click.option("--reload", "follow", is_flag=True, help="Follow the file: what it adds or changes is done at once.")
 def up(
     file: Path | None, http: str | None, http_workers: int | None, grpc: str | None, admin: str | None, insecure: bool,
-    follow: bool,
+    require_store: bool, follow: bool,
 ) -> None:  # fmt: skip
     """Serve the models and applications of a TOML FILE until SIGTERM or Ctrl-C.
 
@@ -63,6 +64,7 @@ def up(
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
     _refuse_open(loaded, insecure)
+    loaded = _requiring(loaded) if require_store else loaded
     config = _managed(_with_workers(loaded, http_workers))
     stopping = threading.Event()
     server = ClipperServer(config)
@@ -96,6 +98,12 @@ def _managed(config: Any) -> Any:
         return config
     token = config.http.token or secrets.token_urlsafe(24)
     return replace(config, http=replace(config.http, admin="127.0.0.1:0", token=token, admin_tls_cert="off"))
+
+
+def _requiring(config: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, require_store=True))
 
 
 def _refuse_open(config: Any, insecure: bool) -> None:

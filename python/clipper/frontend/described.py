@@ -221,6 +221,7 @@ _READY: Schema = {
     "properties": {
         "name": {"type": "string"}, "live": {"type": "boolean"}, "ready": {"type": "boolean"},
         "waiting_for": {"type": "array", "items": {"type": "string"}},
+        "store": {"type": "string", "description": "that it is away, if it is"},
     },
 }  # fmt: skip
 _NAMED: Schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -42,9 +42,21 @@ class Node:
         """Whether a query of it would find a model."""
         return any(str(id) in running for id in self.question(application).models)
 
+    def store(self) -> str:
+        """What is to be known of the store: that it is away, and how old the copy is; empty when there is nothing."""
+        store = self.stats().get("store")
+        if store is None or store["connected"]:
+            return ""
+        age = store["copy_age_s"]
+        copy = "there is no copy" if age is None else f"the catalog is a copy of {age:.0f} s ago"
+        return f"{store['name']} is away for {store['away_s']:.0f} s; {copy}"
+
     def unready(self) -> list[str]:
         """The applications none of whose models has a container now; "the server is closing" when it is."""
         if self.closed():
             return ["the server is closing"]
+        store = self.stats().get("store")
+        if store is not None and not store["connected"] and store["copy_age_s"] is None:
+            return [f"the store {store['name']}"]
         running = self.running()
         return sorted(name for name in self.catalog.view.applications if not self.is_ready(name, running))

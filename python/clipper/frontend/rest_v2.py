@@ -53,6 +53,8 @@ class RestV2:
         def look() -> Response:
             waiting = self._node.unready()
             body = {"live": True, "ready": not waiting, **({"waiting_for": waiting} if waiting else {})}
+            if store := self._node.store():
+                body["store"] = store
             return answer_json(body) if not waiting else _unavailable(body)
 
         return Work(look)

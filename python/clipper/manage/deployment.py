@@ -120,6 +120,23 @@ class Deployment:
         except InvalidInput as error:
             self._fail(model.id, str(error))
 
+    def follow(self, before: Sequence[Model]) -> None:
+        """Serve what the catalog says now, where `before` is what it said at the start: a store that was away has told."""
+        now, known = self.catalog.models(), {model.id: model for model in before}
+        for gone in known.keys() - {model.id for model in now}:
+            with self._changing:
+                self.containers.drain(gone)
+                self._deployer.stop(gone.name, gone.version or 0)
+                self._running.forget(gone)
+        for model in now:
+            self._running.ensure(model)
+            old = known.get(model.id)
+            if old is None:
+                self._start_replicas(model)
+            elif (old.replicas, old.replicas_max) != (model.replicas, model.replicas_max):
+                with self._changing:
+                    self._scale_to(model, model.replicas)
+
     def refuse_new(self) -> None:
         self._closed = True
         self._scaling.stop()

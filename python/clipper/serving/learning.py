@@ -42,6 +42,15 @@ class Learning:
         if count:
             _log.info("replayed %d feedbacks from the journal", count)
 
+    def begin_without_store(self) -> None:
+        """It is away: what is learned until `begin_again` waits in the journal."""
+        self.states.begin_without()
+
+    def begin_again(self) -> None:
+        """The store is there. StoreError when it is gone again."""
+        count = self.states.begin_again(self._read)
+        _log.info("what was learned is there; %d feedbacks came from the journal", count)
+
     def _read(self, record: bytes) -> tuple[Learner, str, Seen] | None:
         try:
             application, text, models, user, seen = read(record)

@@ -136,6 +136,15 @@ class Learner:
                 held = self._held[user] = self.states.load(self, user)
             return held
 
+    def begin_again(self) -> None:
+        """From what the store has. Under the lock of the states; StoreError leaves it as it was."""
+        before, self._held = self._held, {}
+        try:
+            self.shared = self.held(SHARED)
+        except BaseException:
+            self._held = before
+            raise
+
     def key(self, user: str) -> str:
         return self._prefix + ("u:" + _short(user) if user else "shared")
 
@@ -198,6 +207,7 @@ class States:
         self._writer: threading.Thread | None = None
         self._reader: threading.Thread | None = None
         self._hurried = False  # once it is up, nobody waits for the store
+        self._away = False  # since the start
 
     # -- learners
 
@@ -337,11 +347,34 @@ class States:
             self.start_writing()
         return applied
 
+    def begin_without(self) -> None:
+        """The store is away at the start: states begin as new ones, and what is observed waits in the journal."""
+        self._away = self._hurried = True
+
+    def begin_again(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
+        """The store is there: begin from what is in it, and apply what the journal has beyond that, as after a start. Without a
+        journal on disk, what was learned meanwhile is merged. StoreError: it is gone again, and nothing has changed."""
+        with self.lock:
+            if self.journal.mode != "memory":
+                self._hurried = False
+                try:
+                    for learner in self._learners.values():
+                        learner.begin_again()
+                except BaseException:
+                    self._hurried = True
+                    raise
+                self.dirty.clear()
+            self._away = False
+            count = self.replay(read) if self.journal.mode != "memory" else 0
+        if self.dirty:
+            self.start_writing()
+        return count
+
     # -- writing behind
 
     def start_writing(self) -> None:
         """The thread that writes behind; it starts with the first observation."""
-        if self._writer is None:
+        if self._writer is None and not self._away:
             with self.lock:
                 if self._writer is None and not self._closing:
                     self._writer = threading.Thread(target=self._write_behind, name="clipper-states", daemon=True)
@@ -426,7 +459,7 @@ class States:
             self._writer.join()
         try:
             for _ in range(3):  # a merge asks for another round
-                if self.dirty:
+                if self.dirty and not self._away:
                     self.flush()
         except StoreError as error:
             _log.warning("selection states stay in the journal: %s", error)

@@ -14,6 +14,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
     state: Annotated[
         str, about("where the catalog is kept: a folder, `sqlite:FILE`, `redis://HOST:PORT/DB`, or empty for memory only")
     ] = ""
+    require_store: Annotated[
+        bool, about("refuse to start while the store of `state` is away, instead of waiting for it, or serving from a copy")
+    ] = False
     folder: Annotated[
         str, about("where packed models and the journal are kept; empty for the folder of `state`, if it is one")
     ] = ""

@@ -3,12 +3,22 @@
 from pathlib import Path
 
 from clipper.errors import ConfigError
+from clipper.store.kept import KeptStore
 from clipper.store.memory import MemoryStore
-from clipper.store.redis import RedisStore
+from clipper.store.redis import RedisStore, shown
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, TxnResult, Watch
 
 STATE_FILE = "state.db"
+COPY_FILE = "catalog.copy"
+REMOTE = ("redis", "rediss", "unix")
+
+
+def open_for(state: str, bytes_max: int, folder: Path | None, *, required: bool = False) -> Store:
+    """The store of a server. One elsewhere may be away at the start, unless it is required; folder: where its copy is kept."""
+    if state.partition(":")[0] not in REMOTE:
+        return open_store(state, bytes_max)
+    return KeptStore(lambda: RedisStore(state), shown(state), folder and folder / COPY_FILE, required=required)
 
 
 def open_store(state: str, bytes_max: int = 0) -> Store:
@@ -19,7 +29,7 @@ def open_store(state: str, bytes_max: int = 0) -> Store:
     kind, colon, rest = state.partition(":")
     if kind == "sqlite" and rest:
         return SqliteStore(rest.removeprefix("//"), bytes_max=bytes_max)
-    if kind in ("redis", "rediss", "unix"):
+    if kind in REMOTE:
         return RedisStore(state)
     if colon and "://" in state:
         hint = "Use a folder, 'sqlite:FILE', 'redis://HOST:PORT/DB', or 'memory://'."
@@ -34,6 +44,7 @@ __all__ = [
     "Delete",
     "Event",
     "Get",
+    "KeptStore",
     "MemoryStore",
     "Op",
     "Put",
@@ -43,5 +54,6 @@ __all__ = [
     "Store",
     "TxnResult",
     "Watch",
+    "open_for",
     "open_store",
 ]

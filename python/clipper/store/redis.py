@@ -157,8 +157,12 @@ class RedisStore(Store):
         except ValueError as error:
             raise ConfigError(f"no store for state={self.name!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
         self._txn, self._range, self._tail = (self._redis.register_script(text) for text in (_TXN, _RANGE, _EVENTS))
-        with self._asking():
-            self._redis.ping()
+        try:
+            with self._asking():
+                self._redis.ping()
+        except BaseException:
+            self._redis.close()
+            raise
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
