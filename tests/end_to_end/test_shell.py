@@ -340,3 +340,65 @@ def test_top_of_a_server_without_readings(here: Path) -> None:
     (here / "clipper.toml").write_text(FILE.replace("[grpc]", "dashboard = false\n[grpc]"))
     with up():
         assert "has no readings to watch" in shell("top", code=2)
+
+
+# -- profile
+
+
+def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
+    quick = ("--batch-max", "4", "--for", "20ms")
+    text = shell("profile", "mine:total", "--type", "f64[3]", *quick, "--slo-ms", "50", "--rate", "1000", "--html", "p.html")
+    assert "for an SLO of 50 ms: batches of " in text
+    assert "<svg" in (here / "p.html").read_text()
+    with up():
+        assert "the server has seen no batch" in shell("profile", "sums", "--seen", code=2)
+        found = said("profile", "sums", *quick)
+        assert [point["batch"] for point in found["points"]] == [1, 2, 4]
+        assert found["advice"] is None
+        assert "as sums:1 is deployed" in found["how"]
+        shell("predict", "total", "[1, 2, 3]")
+        seen = said("profile", "sums:1", "--seen")
+        assert [point["batch"] for point in seen["points"]] == [1]
+        assert "no model 'smus'" in shell("profile", "smus", code=2)
+    assert "no server of yours runs here" in shell("profile", "sums", code=2)
+    assert "No module named 'nowhere'" in shell("profile", "nowhere:f", code=2)
+
+
+# -- the beginning and the end
+
+
+def test_init_writes_what_works_and_down_ends_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Next: cd shop && clipper up" in shell("init", "shop")
+    assert "clipper.toml is there already" in shell("init", "shop", code=2)
+    monkeypatch.chdir(here / "shop")
+    assert shell("config", "check").startswith("ok: clipper.toml: ")
+    text = Path("clipper.toml").read_text()
+    Path("clipper.toml").write_text(text.replace(":8000", ":0").replace(":8002", ":0"))
+    with running("up") as server:
+        server.until("total:1/0 is connected", "containers dial in")
+        assert said("predict", "total", "[1, 2, 3]", "--slo-ms", "5000")["output"] == 6
+        assert "ended the server at http://127.0.0.1:" in shell("down")
+        assert server.rest().endswith("closed\n")
+        assert server.process.returncode == 0
+    assert "no server of yours runs here" in shell("down", code=2)
+
+
+def test_down_leaves_a_server_within_a_program_alone(here: Path) -> None:
+    (here / "clipper.toml").unlink()
+    with clipper.start(admin="127.0.0.1:0", state="own"):
+        (here / "clipper.toml").write_text('[server]\nstate = "own"\n')
+        assert f"is part of process {os.getpid()}, not of `clipper up`" in shell("down", code=2)
+
+
+def test_down_at_once_and_when_it_takes_too_long(here: Path) -> None:
+    (here / "clipper.toml").write_text(FILE.replace("drain_s = 1.0", "drain_s = 60.0"))
+    shell_of_slow = "import time\ndef sleep(rows):\n    time.sleep(60)\n    return rows.sum(axis=1)\n"
+    (here / "sleeper.py").write_text(shell_of_slow)
+    with up() as server:
+        shell("deploy", "sleeper", "sleeper:sleep", "--input", "f64[3]")
+        shell("app", "set", "sleeper", "--model", "sleeper", "--slo-ms", "60000", "--default", "0")
+        with running("predict", "sleeper", "[1, 2, 3]"):
+            wait_until(lambda: any(r.get("in_flight") for r in said("stats")["models"]["sleeper:1"]["replicas"]))
+            assert "is still closing after 0.1 s: clipper down --now" in shell("down", "--wait", "0.1", code=1)
+            assert "ended the server" in shell("down", "--now")
+            server.process.wait(PATIENCE_S)

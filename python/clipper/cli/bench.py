@@ -100,7 +100,7 @@ def bench(
         else:
             steps = sweep(target, plan, rates or [rate], tell)
     summary: dict[str, Any] = {
-        "application": application, "to": where, "command": _command(), "steps": [step.summary() for step in steps],
+        "application": application, "to": where, "command": command_line(), "steps": [step.summary() for step in steps],
         "machine": machine(), **({"highest_rate": found.rate, "why": found.why} if search else {}),
     }  # fmt: skip
     ask.show(summary, lambda: _told(steps, plan, where, verdict))
@@ -199,7 +199,7 @@ def _write(path: str, application: str, steps: "list[Measured]", said: list[str]
 
     rows = [page.HEAD, *(page.row_of(step) for step in steps)]
     text = page.page(
-        f"clipper bench {application}", _command(), [*said, *page.remarks(steps)], rows, page.charts_of(steps), where
+        f"clipper bench {application}", command_line(), [*said, *page.remarks(steps)], rows, page.charts_of(steps), where
     )
     write_text(path, text)
 
@@ -211,7 +211,7 @@ def write_text(path: str, text: str) -> None:
         raise InvalidInput(f"cannot write {path}: {error.strerror or error}.", hint="Name another file.") from None
 
 
-def _command() -> str:
+def command_line() -> str:
     """As it was typed, but for secrets."""
     words = ["clipper", *sys.argv[1:]]
     secret = {i + 1 for i, word in enumerate(words) if word in _SECRETS}

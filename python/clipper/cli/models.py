@@ -58,7 +58,7 @@ def deploy(
     settings |= {"python": python} if python else {}
     placed = {"deployer": deployer, "memory_mib": memory, "cpus": cpus, "gpus": gpus}
     settings |= {key: value for key, value in placed.items() if value is not None}
-    places = [str(Path(place).absolute()) for place in code] or _home_of(target)
+    places = [str(Path(place).absolute()) for place in code] or home_of(target)
     settings |= {"code": places} if places else {}
     with _telling(ask, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext():
         change = ask.server.deploy(name, target, dry_run=dry_run, **settings)
@@ -90,7 +90,7 @@ def _tell(server: Any, name: str, over: threading.Event) -> None:
                 click.echo(f"deploying {name}: {text}", err=True)
 
 
-def _home_of(target: str) -> list[str]:
+def home_of(target: str) -> list[str]:
     """This folder, if the module is in it."""
     top = Path(target.partition(":")[0].partition(".")[0])
     here = top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()

@@ -6,12 +6,14 @@ import sys
 import click
 
 from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
+from clipper.cli.beginning import down, init
 from clipper.cli.bench import bench
 from clipper.cli.configuring import config
 from clipper.cli.exporting import export, import_
 from clipper.cli.key import key
 from clipper.cli.looking import history, models, stats
 from clipper.cli.models import deploy, promote, retire, rollback, scale
+from clipper.cli.profiling import profile
 from clipper.cli.querying import feedback, predict
 from clipper.cli.rollouts import rollout
 from clipper.cli.shipping import dockerfile
@@ -42,11 +44,14 @@ def main() -> None:
     """Predictions from models in any framework, each by its own deadline.
 
     \b
-    clipper demo                    see it work: three models, live
+    clipper demo                    see it work: five models, live
+    clipper init                    write a first clipper.toml, and a model that works
     clipper doctor                  see whether this machine is ready
     clipper up clipper.toml         serve what a file declares
     clipper deploy NAME TARGET      add a model to the server that runs here
-    clipper models                  what it serves
+    clipper ps, clipper top         how what it serves does, now and second by second
+    clipper bench APP --rate 500    how fast it answers
+    clipper profile MODEL           how long a model takes, and what an SLO needs
     clipper config show             every setting, with its unit and origin
     clipper VERB --help             more about one of them, with an example
     """
@@ -122,8 +127,8 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 for _verb in (
-    up, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge, shadow,
-    ps, top, logs, history, stats, predict, feedback, key, bench, rollout,
+    init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
+    shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile,):

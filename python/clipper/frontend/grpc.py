@@ -22,6 +22,7 @@ from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
 from clipper.frontend.grpc_v2 import InferenceService
 from clipper.frontend.node import Node
 from clipper.metrics import GrpcCounts
+from clipper.serving.address import held_by
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import GrpcSettings
 from clipper.tls import Certificate, Pem
@@ -94,7 +95,9 @@ class Grpc:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             hint = "Stop what listens there, or choose another grpc.address; port 0 takes any free one."
-            raise AddressInUse(f"cannot listen on grpc.address = {address!r}: {error}.", hint=hint) from None
+            holder = held_by(address)
+            why = f"it is taken{holder}" if holder else error
+            raise AddressInUse(f"cannot listen on grpc.address = {address!r}: {why}.", hint=hint) from None
         return f"{host}:{port}"
 
     # -- the end

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import email.utils
+import errno
 import logging
 import socket
 import threading
@@ -21,6 +22,7 @@ from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Outcome, Request
 from clipper.frontend.tls_door import TlsDoor
 from clipper.metrics import HttpCounts, TlsCounts
+from clipper.serving.address import held_by
 from clipper.serving.ear import Ear
 from clipper.settings.http import HttpSettings
 from clipper.tls import Certificate
@@ -186,7 +188,8 @@ def _bind(key: str, address: str, backlog: int) -> socket.socket:
         listener.close()
         hint = f"Stop what listens there, or choose another http.{key}; port 0 takes any free one."
         kind = ConfigError if isinstance(error, socket.gaierror) else AddressInUse
-        raise kind(f"cannot listen on http.{key} = {address!r}: {error.strerror or error}.", hint=hint) from None
+        why = f"it is taken{held_by(address)}" if error.errno == errno.EADDRINUSE else error.strerror or error
+        raise kind(f"cannot listen on http.{key} = {address!r}: {why}.", hint=hint) from None
     return listener
 
 

@@ -101,6 +101,11 @@ def _explain(error: Exception, where: str, hint: str, inode: str) -> AddressInUs
 # -- who has it: Linux tells the inode of a listening socket, and which process holds which inode, as far as we may look
 
 
+def held_by(address: str) -> str:
+    """` by process 4121 (python train.py)` that listens on the port of HOST:PORT, or nothing where we cannot see it."""
+    return _by_whom(_tcp_inode(address.rpartition(":")[2]))
+
+
 def _tcp_inode(port: str) -> str:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for words in _rows(table):

@@ -1,0 +1,215 @@
+"""How long a model takes for batches of 1, 2, 4, ... rows, the line through that, and what an SLO and a rate need.
+
+The model runs in a container of its own, on a server of its own, with static batching: a batch waits until it is whole, and goes
+alone. The times are those that a batcher sees, from sending a batch to its reply: the engine's own figures, which are whole
+microseconds, so that one time is right to some 30 us, and medians to less.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clipper.errors import ClipperError, InvalidInput
+from clipper.load.asked import rows_of
+from clipper.load.measured import quantile
+from clipper.types import InputType
+
+SIZE_MAX = 4096
+_WARM = 2
+_TURNS_MIN, _TURNS_MAX = 5, 60
+_TOO_LONG_S = 5.0  # no larger batch is tried
+_EXACT = 16  # so many the engine's mean is over; then each new one counts as much
+_HOLD_US = 2000
+_USED = 0.8  # of a replica's capacity: what is planned with more has queues
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A batch size and what it took, in ms. turns: how often it was measured."""
+
+    batch: int
+    p50_ms: float
+    p99_ms: float
+    turns: int
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.batch / self.p50_ms * 1000 if self.p50_ms else math.inf
+
+
+@dataclass(frozen=True)
+class Line:
+    """base_ms + row_ms * rows. error: the mean share by which it is off."""
+
+    base_ms: float
+    row_ms: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.base_ms:.3g} ms + {self.row_ms * 1000:.3g} us a row (off by {self.error:.0%} on average)"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """batch 0: no batch can keep the SLO. said: the sentence."""
+
+    batch: int
+    replicas: int
+    said: str
+
+
+Tell = Callable[[int, int, int], None]  # batch, turn, of so many
+
+
+def profile(
+    target: Any, input: str, text: str, most: int, code: Sequence[str], seconds: float, tell: Tell, slo_ms: float = 0.0
+) -> list[Point]:
+    """Deploy `target` on a server of its own and measure it. input: its type, if it does not say so itself; text: what rows
+    (asked.rows_of); most: the largest batch; seconds: at each size. Ctrl-C ends with what there is. Raises as deploy does."""
+    from clipper.config import load
+    from clipper.server import ClipperServer
+
+    batching = {"mode": "static", "size_max": 2 * most, "delay_us": _HOLD_US}
+    with ClipperServer(load(None, {}, batching=batching)).start() as server:
+        model = server.deploy("profiled", target, input=input or None, code=code, cache=False)
+        type_ = server.catalog.view.model("profiled").input
+        if type_.dtype == "any" and model.describe_input() != "any":
+            type_ = InputType.parse(model.describe_input())
+        rows = rows_of(text, type_)
+        return _measured(server, model, _repeated(rows, type_, most), most, seconds, tell, slo_ms)
+
+
+def _repeated(rows: Sequence[Any], type_: InputType, most: int) -> Any:
+    many = [rows[i % len(rows)] for i in range(most)]
+    if type_.dtype in ("any", "str", "bytes") or type_.variable:
+        return many
+    kind = {"f": "float", "i": "int", "u": "uint"}.get(type_.dtype[0], "")
+    return np.array(many, f"{kind}{type_.dtype[1:]}" if kind else "bool")
+
+
+def _measured(server: Any, model: Any, rows: Any, most: int, seconds: float, tell: Tell, slo_ms: float) -> list[Point]:
+    points: list[Point] = []
+    size = 1
+    try:
+        while size <= most:
+            times = _times(server, model, rows[:size], seconds, functools.partial(tell, size))
+            points.append(Point(size, quantile(times, 0.5), quantile(times, 0.99), len(times)))
+            if points[-1].p50_ms > _TOO_LONG_S * 1000 or (slo_ms and points[-1].p50_ms > 2 * slo_ms):
+                break
+            size *= 2
+    except KeyboardInterrupt:
+        if not points:
+            raise
+    return points
+
+
+def _times(server: Any, model: Any, rows: Any, seconds: float, tell: Callable[[int, int], None]) -> Any:
+    """Of each turn, in ms."""
+    found: list[float] = []
+    began_s = time.monotonic()
+    mean_us, count = _seen(server, len(rows))
+    for turn in range(-_WARM, _TURNS_MAX):
+        if turn >= _TURNS_MIN and time.monotonic() - began_s > seconds:
+            break
+        _ask(model, rows)
+        then_us, then = mean_us, count
+        until_s = time.monotonic() + 1.0
+        while count == then and time.monotonic() < until_s:  # the figures follow the answer by a moment
+            mean_us, count = _seen(server, len(rows))
+        if count != then + 1:
+            continue  # it went as two batches, or as a part of one
+        took_us = then_us + (mean_us - then_us) * min(count, _EXACT)
+        if turn >= 0:
+            found.append(max(took_us, 1.0) / 1000)
+            tell(turn + 1, _TURNS_MAX)
+    if not found:
+        raise ClipperError(f"batches of {len(rows)} rows were never sent as one.", hint="Try a smaller --batch-max.")
+    return np.array(found)
+
+
+def _ask(model: Any, rows: Any) -> None:
+    slo_ms = _PATIENCE_S * 1000
+    future = model.predict_many(rows, slo_ms=slo_ms) if len(rows) > 1 else model.predict(rows[0], slo_ms=slo_ms)
+    future.result(_PATIENCE_S)
+
+
+def _seen(server: Any, size: int) -> tuple[float, int]:
+    """The engine's mean for a batch of that size, and of how many."""
+    replicas = server.stats()["models"]["profiled:1"]["replicas"]
+    found = [(us, n) for one in replicas for least, us, n in one.get("profile", ()) if least == size]
+    return found[0] if found else (0.0, 0)
+
+
+def seen_by(stats: Mapping[str, Any]) -> list[Point]:
+    """What a running server has seen of a model, by sizes from a power of two up to the next: recent means, as p50 and p99."""
+    sums: dict[int, tuple[float, int]] = {}
+    for replica in stats.get("replicas", ()):
+        for least, us, n in replica.get("profile", ()):
+            total, count = sums.get(least, (0.0, 0))
+            sums[least] = total + us * n, count + n
+    return [Point(size, total / n / 1000, total / n / 1000, n) for size, (total, n) in sorted(sums.items()) if n]
+
+
+# -- what follows
+
+
+def line_through(points: Sequence[Point]) -> Line:
+    """Least squares of what is off, as a share: a batch of one counts as much as one of a thousand. Neither part is negative."""
+    if not points:
+        raise InvalidInput("nothing was measured.")
+    x = np.array([point.batch for point in points], float)
+    y = np.array([max(point.p50_ms, 1e-6) for point in points])
+    if len(points) == 1:
+        return Line(float(y[0]), 0.0, 0.0)
+    base, row = np.linalg.lstsq(np.column_stack([1 / y, x / y]), np.ones(len(x)), rcond=None)[0]
+    if row < 0:
+        base, row = float(np.mean(y)), 0.0
+    elif base < 0:
+        base, row = 0.0, float(np.sum(x / y) / np.sum((x / y) ** 2))
+    error = float(np.mean(np.abs((base + row * x) / y - 1)))
+    return Line(float(base), float(row), error)
+
+
+def advice(name: str, points: Sequence[Point], slo_ms: float, rate: float = 0.0) -> Advice:
+    """The batch that serves most among those of which two fit into the SLO (a query waits for the batch before it, and then for
+    its own), and the replicas that `rate` rows a second need at 80 % of what they can."""
+    one = points[0]
+    if one.p50_ms > slo_ms:
+        said = (
+            f"{name} needs {one.p50_ms:.3g} ms for one row; the SLO is {slo_ms:g} ms, so every answer will be the default. "
+            "Raise slo_ms, or lower the cost."
+        )
+        return Advice(0, 0, said)
+    fitting = [point for point in points if 2 * point.p99_ms <= slo_ms]
+    tight = "" if fitting else ", which fits into the SLO alone, but not behind another batch"
+    best = max(fitting or [one], key=lambda point: point.rows_per_s)
+    capacity = best.rows_per_s * _USED
+    many = f"{capacity:.0f} rows a second a replica, at {_USED:.0%} of what it can"
+    said = f"for an SLO of {slo_ms:g} ms: batches of {best.batch}{tight}: {many}"
+    if not rate:
+        return Advice(best.batch, 1, f"{said}.")
+    replicas = max(1, math.ceil(rate / capacity))
+    many = "replica" if replicas == 1 else "replicas"
+    return Advice(best.batch, replicas, f"{said}; {rate:g} rows a second need {replicas} {many}.")
+
+
+def bars(points: Sequence[Point], width: int = 40) -> list[str]:
+    """A plot for a terminal: p50 as a bar, on a logarithmic axis, p99 as a mark behind it."""
+    low = min(point.p50_ms for point in points) / 2
+    high = max(max(point.p99_ms for point in points), low * 4)
+
+    def at(value: float) -> int:
+        return round(width * math.log(max(value, low) / low) / math.log(high / low))
+
+    lines = []
+    for point in points:
+        p50, p99 = at(point.p50_ms), at(point.p99_ms)
+        bar = "█" * p50 + "─" * max(p99 - p50 - 1, 0) + ("│" if p99 > p50 else "")
+        lines.append(f"{point.batch:>6} {bar:<{width + 1}} {point.p50_ms:.3g} ms")
+    return lines
