@@ -19,6 +19,7 @@ from clipper.errors import ConfigError, did_you_mean
 from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
+from clipper.settings.influx import InfluxSettings
 from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
@@ -36,6 +37,7 @@ class Config(msgspec.Struct, frozen=True):
     grpc: GrpcSettings = GrpcSettings()
     tracing: TracingSettings = TracingSettings()
     docker: DockerSettings = DockerSettings()
+    influx: InfluxSettings = InfluxSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -63,6 +65,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "grpc": GrpcSettings,
     "tracing": TracingSettings,
     "docker": DockerSettings,
+    "influx": InfluxSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,

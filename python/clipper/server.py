@@ -115,6 +115,7 @@ class ClipperServer(Streaming):
 
     def start(self) -> Self:
         """Listen, bring back what the catalog knows, then what the config declares."""
+        config = self.config
         self._log = JsonLog() if self.config.server.log_format == "json" else None
         try:
             self._listener = listen(self.config.server.address, self._dir.run)
@@ -129,7 +130,7 @@ class ClipperServer(Streaming):
             self._rolling.start()
             if not self._store_is_away:
                 self._begin()
-            if self.config.http.address or self.config.http.admin or self.config.grpc.address:
+            if config.http.address or config.http.admin or config.grpc.address or config.influx.url:
                 self._frontends = self._with_frontends()
                 self._frontends.start()
                 self._announce()

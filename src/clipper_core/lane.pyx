@@ -22,7 +22,7 @@ from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new,
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits)
-from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side
+from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side, spsc_free
 from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
 from clipper_core.task cimport (IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of, ticket_of)
 from clipper_core.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
@@ -74,6 +74,8 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
         pending_free(lanes.pending)
     ring_free(lanes.ready)
     timers_free(lanes.timers)
+    if lanes.log != NULL:
+        spsc_free(lanes.log)
     if lanes.wake_fd > 0:
         close(lanes.wake_fd)
     lanes.delivery.wake_fd = -1         # futures may outlive us

@@ -2,6 +2,7 @@
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from clipper_core.batch_log cimport batch_log_put
 from clipper_core.batcher cimport batcher_learn, batcher_predict_us
 from clipper_core.clock_cache cimport cache_fill, cache_prefetch
 from clipper_core.codec cimport (ACCURACY, CHECKED, COMPRESSED, CONFIDENCE, FAILURE, FEEDBACK, HEADER_BYTES, PREDICT, QUALIFIERS,
@@ -14,7 +15,7 @@ from clipper_core.lane cimport row_end, row_found, span_end, span_key, span_retr
 from clipper_core.correction cimport accuracy_read
 from clipper_core.link cimport link_next_bare, link_send, link_send_later, link_send_owned, link_send_region
 from clipper_core.lz4 cimport LITERALS, LZ4_BYTES_MAX
-from clipper_core.machine cimport aligned_new, relaxed
+from clipper_core.machine cimport acquire, aligned_new, relaxed
 from clipper_core.output cimport output_text, output_value
 from clipper_core.piece cimport piece_end_words, span_leave
 from clipper_core.prediction cimport TAG_NONE, Value, value_drop
@@ -332,9 +333,11 @@ cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
 
-cdef Batch* _take_oldest(Replica* r, u64 slo_us, u64 now_us, bint learn) noexcept nogil:
+cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us, bint learn) noexcept nogil:
     cdef Batch* batch = r.flight[0]
     cdef u64 begun = max(batch.sent_us, r.idle_since_us)
+    if lanes.logging.load(acquire) and batch.keys == NULL:
+        batch_log_put(lanes, batch.spans, batch.span_count, batch.n, r.number, batch.sent_us, begun, now_us)
     r.flight[0] = r.flight[1]
     r.in_flight -= 1
     r.idle_since_us = now_us
@@ -377,14 +380,14 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     if r.link.bytes_out < r.flight[0].end_bytes:
         return BAD_FRAME            # answered before it was sent: its rows must stay until they have left
     if header.kind == FAILURE:
-        batch = _take_oldest(r, slo_us, now_us, False)
+        batch = _take_oldest(r, lanes, slo_us, now_us, False)
         _fail(lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes, now_us)
         batch_free(batch)
         return OK
     status = rows_open(header, payload, &r.link.limits, &rows)
     if status != OK and status != TOO_LARGE:
         return status
-    batch = _take_oldest(r, slo_us, now_us, True)
+    batch = _take_oldest(r, lanes, slo_us, now_us, True)
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
         _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
                    now_us)
@@ -527,7 +530,7 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
         return PENDING
     memset(&header, 0, sizeof(Header))
     memset(&rows, 0, sizeof(Rows))
-    batch = _take_oldest(r, slo_us, now_us, True)
+    batch = _take_oldest(r, lanes, slo_us, now_us, True)
     header.dtype = F64
     rows.n = batch.n
     rows.row_bytes = 8

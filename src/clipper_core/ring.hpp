@@ -93,6 +93,10 @@ struct Spsc {
         tail.store(t + 1, std::memory_order_seq_cst);
         return true;
     }
+    std::uint64_t room() {  // the writer: words that fit
+        head_seen = head.load(std::memory_order_acquire);
+        return size - (tail.load(std::memory_order_relaxed) - head_seen);
+    }
     bool tail_moved() const { return tail.load(std::memory_order_seq_cst) != head.load(std::memory_order_relaxed); }
     bool pop(std::uint64_t* word) {
         std::uint64_t h = head.load(std::memory_order_relaxed);

@@ -21,6 +21,7 @@ cdef extern from "ring.hpp" namespace "clipper" nogil:
         void init(atomic[u64]* words, u64 n) noexcept
         bint push(u64 word) noexcept
         bint pop(u64* word) noexcept
+        u64 room() noexcept                  # the writer: words that fit
         bint tail_moved() noexcept           # the reader: is there a word?
 
 cdef struct Ring:

@@ -8,7 +8,7 @@ from clipper_core.hearing cimport Timers
 from clipper_core.histogram cimport Histogram
 from clipper_core.machine cimport atomic, u8, u16, u32, u64
 from clipper_core.pending cimport PendingTable
-from clipper_core.ring cimport Ring, ring_row, ring_side
+from clipper_core.ring cimport Ring, Spsc, ring_row, ring_side
 from clipper_core.timer_wheel cimport Wheel
 
 cdef enum:
@@ -91,6 +91,9 @@ cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet 
     int wake_fd             # wakes the loop from epoll
     atomic[u64] heap_bytes  # rows of variable length held now
     u64 heap_bytes_max
+    atomic[u32] logging     # batches are written to `log`: batch_log.pxd
+    Spsc* log
+    atomic[u64] log_lost
 
 cdef inline u64 ticket_of(u32 lane, u64 pos) noexcept nogil:
     return (<u64> lane << 48) | (pos & ((<u64> 1 << 48) - 1))

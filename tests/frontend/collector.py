@@ -1,4 +1,4 @@
-"""A collector of OTLP/HTTP: a socket, and opentelemetry-proto's own classes to read what comes."""
+"""A collector of OTLP/HTTP: a socket, and opentelemetry-proto's own classes to read what comes. Others' posts are kept."""
 
 import http.server
 import threading
@@ -16,6 +16,7 @@ class Collector:
         self.spans: list[Any] = []
         self.posts: list[tuple[str, dict[str, str]]] = []
         self.resource: dict[str, str] = {}
+        self.lines: list[bytes] = []  # what was posted elsewhere
         self.statuses: list[int] = []
         self.hold = threading.Event()
         self.hold.set()
@@ -28,7 +29,7 @@ class Collector:
                 status = collector.statuses.pop(0) if collector.statuses else 200
                 collector.posts.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
                 if status == 200:
-                    collector.take(body)
+                    (collector.take if self.path == "/v1/traces" else collector.lines.append)(body)
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()

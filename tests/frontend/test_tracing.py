@@ -76,13 +76,37 @@ def test_a_request_and_whom_it_asked(collector: Collector) -> None:
             found = attributes_of(task)
             assert (found["clipper.model.name"], found["clipper.status"], found["clipper.cache.hit"]) == (name, "ok", False)
             assert root.start_time_unix_nano <= task.start_time_unix_nano < task.end_time_unix_nano
-        for span in collector.spans:
-            assert span.trace_id == root.trace_id
-            assert span is root or span.parent_span_id == root.span_id
-        assert len({span.span_id for span in collector.spans}) == len(collector.spans) == 4
+            queue, sent = (child_of(collector, task, kind) for kind in ("queue", "batch"))
+            container = child_of(collector, sent, "container")
+            assert queue.start_time_unix_nano <= queue.end_time_unix_nano == sent.start_time_unix_nano
+            assert sent.start_time_unix_nano <= container.start_time_unix_nano < container.end_time_unix_nano
+            assert container.end_time_unix_nano == sent.end_time_unix_nano
+            assert attributes_of(container)["clipper.batch.rows"] == 1
+            (batch,) = collector.named(f"batch {name}:1")
+            assert [(link.trace_id, link.span_id) for link in sent.links] == [(batch.trace_id, batch.span_id)]
+            assert [(link.trace_id, link.span_id) for link in batch.links] == [(task.trace_id, task.span_id)]
+            assert batch.trace_id != root.trace_id
+        mine = [span for span in collector.spans if span.trace_id == root.trace_id]
+        assert len({span.span_id for span in collector.spans}) == len(collector.spans) == len(mine) + 2 == 12
         assert collector.resource["service.name"] == "clipper"
         assert collector.posts[0][0] == "/v1/traces"
         assert collector.posts[0][1]["content-type"] == "application/x-protobuf"
+
+
+def child_of(collector: Collector, parent: Any, name: str) -> Any:
+    (found,) = [span for span in collector.named(name) if span.parent_span_id == parent.span_id]
+    return found
+
+
+def test_a_batch_has_a_link_to_each_of_its_requests(collector: Collector) -> None:
+    with tracing(collector, tracing={"delay_s": 0.5}, batching={"mode": "static", "size_max": 64}) as server:
+        predict(server, None, {"inputs": [[i, 0, 0] for i in range(10)]})
+        collector.named("predict sum:1", 10)
+        batches = collector.named("batch sum:1")
+        assert sum(attributes_of(batch)["clipper.batch.rows"] for batch in batches) == 10
+        tasks = {span.span_id for span in collector.named("predict sum:1")}
+        linked = [link.span_id for batch in batches for link in batch.links]
+        assert sorted(linked) == sorted(tasks)
 
 
 def test_a_request_without_a_caller_begins_a_trace(collector: Collector) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clipper.errors import ConfigError
@@ -12,6 +12,7 @@ from clipper.frontend.described import Limits
 from clipper.frontend.description import PUBLIC, Description
 from clipper.frontend.exporter import Exporter
 from clipper.frontend.hot import Hot
+from clipper.frontend.influx import InfluxPush
 from clipper.frontend.listeners import Handle, Listeners
 from clipper.frontend.messages import Outcome, Request, Response, answer_json
 from clipper.frontend.node import Node
@@ -20,11 +21,13 @@ from clipper.frontend.rest import Rest
 from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
 from clipper.frontend.scrape import Scrape
+from clipper.frontend.spans import Batch
 from clipper.metrics import Counts, GrpcCounts, HttpCounts, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import TlsFiles, admin_tls, query_tls
 from clipper.settings.tracing import exporting
+from clipper_core.batch_reader import BatchLog
 from clipper_core.engine import Engine
 
 if TYPE_CHECKING:
@@ -50,12 +53,16 @@ class Frontends:
         Repository(node).add_to(self.admin_routes)
         self._counts = {"address": HttpCounts("query"), "admin": HttpCounts("admin")}
         self._access, self._grpc_counts = Access(), GrpcCounts()
-        self._exporter = _exporter(node)
+        self._exporter = _exporter(node, engines)
         self._tls_counts = {"address": TlsCounts("query"), "admin": TlsCounts("admin"), "grpc": TlsCounts("grpc")}
         tls_counts = [self._tls_counts[key] for key in self._tls()]
         beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts]
         beside += [self._exporter] if self._exporter else []
         scrape = self.scrape = Scrape(node, beside)
+        self._push: InfluxPush | None = None
+        if node.config.influx.url:
+            self._push = InfluxPush(node.config.influx, scrape.metrics.collect, node.version)
+            scrape.metrics.add(self._push)
         scrape.add_to(self.admin_routes)
         if node.config.http.metrics:
             scrape.add_to(self.routes)
@@ -85,6 +92,8 @@ class Frontends:
         self._access.start()
         if self._exporter is not None:
             self._exporter.start()
+        if self._push is not None:
+            self._push.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
             each.append(("address", settings.address, self._access.asking(_finding(self.routes))))
@@ -139,16 +148,26 @@ class Frontends:
         self._access.stop()
         if self._exporter is not None:
             self._exporter.stop()
+        if self._push is not None:
+            self._push.stop()
 
 
-def _exporter(node: Node) -> Exporter | None:
+def _exporter(node: Node, engines: Sequence[Engine]) -> Exporter | None:
     """Where spans go, as [tracing] and OpenTelemetry's variables say. ConfigError."""
     settings = node.config.tracing
     try:
         found = exporting(settings, os.environ)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return Exporter(settings, found, node.version) if found.url else None
+    if not found.url:
+        return None
+    logs = [BatchLog(engine) for engine in engines]
+
+    def find(ids: Iterable[int]) -> dict[int, Batch]:
+        wanted = list(ids)
+        return {id: batch for log in logs for id, batch in log.find(wanted).items()}
+
+    return Exporter(settings, found, node.version, find)
 
 
 def _finding(routes: Routes) -> Handle:

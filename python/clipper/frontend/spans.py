@@ -7,12 +7,14 @@
 They are made on the exporter's thread, from what the request noted and what its futures still know.
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from clipper.clock import wall_time_us
 from clipper.frontend.messages import Request, Response, Streamed
-from clipper.frontend.otlp import SERVER, Attribute, Span
+from clipper.frontend.otlp import SERVER, Attribute, Link, Span
 from clipper.frontend.traces import Ask, Trace, new_id, subject_of
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.ear import Future
@@ -20,7 +22,14 @@ from clipper_core.status import Status
 
 _PATH_MAX = 200
 _SERVERS_FAULT = frozenset(("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "UNKNOWN"))
+_BATCHES_MAX = 4096  # remembered as told
+_LINKS_MAX = 128
+_OURS = os.urandom(16)  # ids of batches are this process' own
 _MODELS_MAX = 64  # spans of one query's models
+
+
+Batch = tuple[int, int, int, int, int]  # replica, rows, sent_us, begun_us, ended_us
+Find = Callable[[Iterable[int]], Mapping[int, Batch]]
 
 
 class Told(NamedTuple):
@@ -60,32 +69,96 @@ def told_of_call(trace: Trace, service: str, method: str, code: str, began_ns: i
     return Told(trace, f"{service}/{method}", began_ns, now_ns(), attributes, error)
 
 
-def spans_of(told: Told, shift_ns: int) -> Iterator[Span]:
+class Spans:
+    """Makes them. Threads: one at a time. find: which batches tasks went in, as BatchLog.find, over all engines."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._told: dict[Batch, Link] = {}  # the last batches that have their span
+
+    def of(self, requests: Sequence[Told], shift_ns: int) -> list[Span]:
+        """shift_ns: as epoch_ns."""
+        futures = [future for told in requests for ask in told.trace.asks for future in ask[3]]
+        ids = [future.id + i for future in futures for i in range(len(_models_of(future)))]
+        batches = self._find(ids) if ids else {}
+        found: list[Span] = []
+        links: dict[Batch, list[Link]] = {}
+        names: dict[Batch, str] = {}
+        for told in requests:
+            found.append(_of_request(told, shift_ns))
+            for ask in told.trace.asks:
+                found.append(_of_select(told.trace, ask, shift_ns))
+                for id, model, span in _of_tasks(told.trace, ask, shift_ns):
+                    found.append(span)
+                    if (batch := batches.get(id)) is not None:
+                        found += _of_batch(span, batch, self._link(batch), shift_ns)
+                        links.setdefault(batch, []).append(Link(span.trace_id, span.span_id))
+                        names[batch] = model
+        found += [self._batch(batch, names[batch], of, shift_ns) for batch, of in links.items() if batch not in self._told]
+        for batch in links:
+            self._told[batch] = self._link(batch)
+        while len(self._told) > _BATCHES_MAX:
+            del self._told[next(iter(self._told))]
+        return found
+
+    def _link(self, batch: Batch) -> Link:
+        """The same for the same batch, whichever request it is told with."""
+        known = self._told.get(batch)
+        if known is not None:
+            return known
+        digest = hashlib.blake2b(repr(batch).encode(), digest_size=24, key=_OURS).hexdigest()
+        return Link(digest[:32], digest[32:])
+
+    def _batch(self, batch: Batch, model: str, links: Sequence[Link], shift_ns: int) -> Span:
+        """A trace of its own: it belongs to all of its requests, and links to those that are recorded."""
+        replica, rows, sent_us, _, ended_us = batch
+        attributes: dict[str, Attribute] = {"clipper.model": model, "clipper.replica": replica, "clipper.batch.rows": rows}
+        ours = self._link(batch)
+        begin_ns, end_ns = sent_us * 1000 + shift_ns, ended_us * 1000 + shift_ns
+        return Span(*ours, "", f"batch {model}", begin_ns, end_ns, attributes=attributes, links=links[:_LINKS_MAX])
+
+
+def _of_batch(task: Span, batch: Batch, link: Link, shift_ns: int) -> Iterator[Span]:
+    """Below a task: it waits, and is then with the container; that may have another batch to do first."""
+    replica, rows, sent_us, begun_us, ended_us = batch
+    sent_ns, begun_ns, ended_ns = (us * 1000 + shift_ns for us in (sent_us, begun_us, ended_us))
+    attributes: dict[str, Attribute] = {"clipper.replica": replica, "clipper.batch.rows": rows}
+    state = task.state
+    queue, sent, container = ((task.trace_id, new_id(64), parent) for parent in (task.span_id, task.span_id, ""))
+    yield Span(*queue, "queue", min(task.begin_ns, sent_ns), sent_ns, state=state)
+    yield Span(*sent, "batch", sent_ns, ended_ns, attributes=attributes, links=(link,), state=state)
+    yield Span(container[0], container[1], sent[1], "container", begun_ns, ended_ns, attributes=attributes, state=state)
+
+
+def _of_request(told: Told, shift_ns: int) -> Span:
     trace = told.trace
-    yield Span(
+    return Span(
         trace.trace_id, trace.span_id, trace.parent_id, told.name, told.began_ns + shift_ns, told.ended_ns + shift_ns, SERVER,
         told.attributes, error=told.error, state=trace.state.decode("ascii"),
     )  # fmt: skip
-    for ask in trace.asks:
-        yield from _of_ask(trace, ask, shift_ns)
 
 
-def _of_ask(trace: Trace, ask: Ask, shift_ns: int) -> Iterator[Span]:
+def _of_select(trace: Trace, ask: Ask, shift_ns: int) -> Span:
     application, began_ns, asked_ns, futures = ask
     models = sorted({name for future in futures for name in _models_of(future)})
     attributes: dict[str, Attribute] = {"clipper.models": models, "clipper.queries": len(futures)}
     if application:
         attributes["clipper.application"] = application
-    state = trace.state.decode("ascii")
-    ids = trace.trace_id, new_id(64), trace.span_id
-    yield Span(*ids, "select", began_ns + shift_ns, asked_ns + shift_ns, attributes=attributes, state=state)
+    return Span(
+        trace.trace_id, new_id(64), trace.span_id, "select", began_ns + shift_ns, asked_ns + shift_ns, attributes=attributes,
+        state=trace.state.decode("ascii"),
+    )  # fmt: skip
+
+
+def _of_tasks(trace: Trace, ask: Ask, shift_ns: int) -> Iterator[tuple[int, str, Span]]:
+    """(id, model, span) of each task that has ended."""
     left = _MODELS_MAX
-    for future in futures:
+    for future in ask[3]:
         for i, model in enumerate(_models_of(future)[:left]):
             left -= 1
             status = future.status(i)
             if status is not Status.PENDING:
-                yield _of_task(trace, future, i, model, status, asked_ns + shift_ns)
+                yield future.id + i, model, _of_task(trace, future, i, model, status, ask[2] + shift_ns)
 
 
 def _of_task(trace: Trace, future: Future, i: int, model: str, status: Status, began_ns: int) -> Span:

@@ -40,10 +40,13 @@ class Metrics:
         names_max: int, beside: Sequence[Counts] = (),
     ) -> None:  # fmt: skip
         self._version = version
-        self._stats, self._slos_s, self._shares, self._beside = stats, slos_s, shares, beside
+        self._stats, self._slos_s, self._shares, self._beside = stats, slos_s, shares, list(beside)
         self._apps, self._models, self._pairs = Cap(names_max), Cap(names_max), Cap(_PAIRS_A_NAME * names_max)
         self._lock = threading.Lock()
         self._took_s = 0.0
+
+    def add(self, counts: Counts) -> None:
+        self._beside.append(counts)
 
     def collect(self) -> Samples:
         with self._lock:

@@ -117,6 +117,7 @@ _TABLE: Final = (
         "Requests whose spans were made: `exported`, `refused` by the collector, or `dropped`.",
     ),
     Family("clipper_traced_requests_waiting", "gauge", _NONE, "Those whose spans are not sent yet."),
+    Family("clipper_influx_pushes_total", "counter", ("outcome",), "Pushes of metrics: `exported`, `refused` or `dropped`."),
     # TLS
     Family(
         "clipper_tls_handshakes_total", "counter", ("listener", "outcome"),

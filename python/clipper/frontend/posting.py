@@ -1,0 +1,79 @@
+"""Posts to another server, from a thread that may wait: one connection each, tried again while there is hope."""
+
+import http.client
+import random
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from clipper.errors import ConfigError
+from clipper.tls import client_context
+
+_RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
+_LAST_S = 2.0  # for what is left when the server closes
+_ANSWER_BYTES_MAX = 1 << 16
+
+
+class Poster:
+    """Threads: one. tell: hears why what was sent last was not taken, or "" when it was.
+
+    setting: whose value the URL is, for errors.  stopping: nothing is waited for any more.
+    """
+
+    def __init__(
+        self, setting: str, url: str, headers: Mapping[str, str], ca: str, timeout_s: float, tries_max: int,
+        stopping: threading.Event, tell: Callable[[str], None], port: int = 80,
+    ) -> None:  # fmt: skip
+        """ConfigError for an address that is none."""
+        split = urllib.parse.urlsplit(url)
+        try:
+            self._port = split.port or (443 if split.scheme == "https" else port)
+        except ValueError:
+            split = urllib.parse.urlsplit("")
+        if split.scheme not in ("http", "https") or not split.hostname:
+            raise ConfigError(f"{setting}: {url!r} is no address.", hint=f"Write http://HOST:{port}.")
+        self._host, self._headers = split.hostname, dict(headers)
+        self._path = (split.path or "/") + (f"?{split.query}" if split.query else "")
+        self._tls: ssl.SSLContext | None = client_context(ca) if split.scheme == "https" else None
+        self._timeout_s, self._tries_max, self._stopping, self._tell = timeout_s, tries_max, stopping, tell
+
+    def send(self, body: bytes) -> str:
+        """-> "exported", "refused" by who got it, or "dropped" when it was never taken."""
+        pause_s = _PAUSE_S_MIN
+        for tried in range(1, self._tries_max + 1):
+            after_s, why = self._post(body)
+            self._tell(why)
+            if after_s is None:
+                return "refused" if why else "exported"
+            if self._stopping.is_set() or tried == self._tries_max:
+                break
+            self._stopping.wait(min(_PAUSE_S_MAX, max(after_s, pause_s * random.uniform(0.5, 1.5))))
+            pause_s *= 2
+        return "dropped"
+
+    def _post(self, body: bytes) -> tuple[float | None, str]:
+        """-> after how long to try again (None: not at all), and why it was not taken, if it was not."""
+        timeout_s = min(self._timeout_s, _LAST_S) if self._stopping.is_set() else self._timeout_s
+        line: http.client.HTTPConnection
+        if self._tls is None:
+            line = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        else:
+            line = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+        try:
+            line.request("POST", self._path, body, self._headers)
+            response = line.getresponse()
+            response.read(_ANSWER_BYTES_MAX)
+            if response.status < 300:
+                return None, ""
+            why = f"it says {response.status} {response.reason}"
+            if response.status not in _RETRIED:
+                return None, why
+            after = response.getheader("retry-after") or ""
+            return (float(after) if after.isdecimal() else 0.0), why
+        except (OSError, http.client.HTTPException) as error:
+            return 0.0, str(error) or type(error).__name__
+        finally:
+            line.close()
