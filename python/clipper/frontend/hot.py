@@ -68,6 +68,7 @@ def is_hot(question: Question) -> bool:
         and type(question.policy) in _POLICIES
         and question.speculation is None
         and question.cast is None
+        and question.rollout is None
         and question.window is None
         and question.lineup is not None
         and not question.decoys

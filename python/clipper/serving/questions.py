@@ -186,7 +186,7 @@ class Questions:
         lineup = tally.lineup(models, cast) if beside is None else tally.other_side(models, cast)
         cast_question = msgspec.structs.replace(
             question,
-            window=self._learning.window if app.roles or app.name in view.rollouts else question.window,
+            window=self._learning.window if app.roles or hears(view, app.name) else question.window,
             lineup=lineup,
             cast=cast,
             decoys=tuple(decoys),
@@ -239,6 +239,12 @@ class Questions:
         if len(known) < _QUESTIONS_MAX:
             known[key] = question
         return question
+
+
+def hears(view: View, application: str) -> bool:
+    """Whether feedback is for a rollout: for one that is over, too, if it was told of; late feedback is no mistake."""
+    rollout = view.rollouts.get(application)
+    return rollout is not None and (rollout.is_open or "reward" in rollout.guard)
 
 
 def applies(view: View, rollout: Rollout) -> bool:
