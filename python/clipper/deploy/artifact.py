@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -170,8 +171,10 @@ def _fetched(name: str) -> str:
 
 def _flavoured(data: bytes) -> dict[str, str]:
     """The packages of a folder's flavour, at the versions that are here."""
-    flavour = mlflow.flavour(files.member(data, "MLmodel"))
-    names = (*_FLAVOURS.get(flavour, (flavour,) if flavour else ()), "mlflow", "mlflow-skinny", "pandas")
+    about = files.member(data, "MLmodel")
+    flavour = mlflow.flavour(about)
+    names = [*_FLAVOURS.get(flavour, (flavour,) if flavour else ()), "mlflow", "mlflow-skinny", "pandas"]
+    names += ["skops"] if re.search(r"^\s*serialization_format:\s*skops\s*$", about, re.M) else []
     return {name: version for name in names if (version := version_of(name))}
 
 
