@@ -118,7 +118,7 @@ def test_a_server_that_starts_again_finds_it_and_builds_one_that_is_gone(offline
         assert not half.exists(), "what was half built is removed"
     (Path(state) / "environments" / key / "ready").unlink()
     with clipper.start(state=state, pip_args=offline, **QUICK) as server:
-        wait_until(lambda: [s.stage for s in server.stages("one").values()] == ["warm"], 60)
+        wait_until(lambda: [s.stage for s in server.stages("one").values()] == ["warm"], patience_s=60)
         assert server.model("one").predict(np.zeros(2), slo_ms=30_000).result(30) == "1.0"
 
 
@@ -142,7 +142,7 @@ def test_a_declared_model_builds_while_the_server_serves(offline: list[str], tmp
     sys.path.insert(0, str(tmp_path))
     try:
         with clipper.start(config, **QUICK) as server:
-            wait_until(lambda: [s.stage for s in server.stages("sizes").values()] == ["warm"], 60)
+            wait_until(lambda: [s.stage for s in server.stages("sizes").values()] == ["warm"], patience_s=60)
             assert server.app("sizes").predict(np.zeros(3)).result(30).output == 5.0
     finally:
         sys.path.remove(str(tmp_path))
@@ -152,11 +152,12 @@ def test_closing_the_server_ends_what_is_built(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "wait"\nbackend-path = ["."]\n')
-    (slow / "wait.py").write_text("import time\ntime.sleep(600)\n")
+    (slow / "wait.py").write_text(f"import time\nopen({str(tmp_path / 'begun')!r}, 'w').close()\ntime.sleep(600)\n")
     with clipper.start(state=str(tmp_path / "state"), **QUICK) as server:
         server.deploy("slow", which, requirements=[str(slow)], wait=False)
         assert [stage.stage for stage in server.stages("slow").values()] == ["building environment"]
         assert any(thread.name == "clipper-environment" for thread in threading.enumerate())
+        wait_until((tmp_path / "begun").exists, "pip builds the package", patience_s=90)
     assert not any(thread.name.startswith("clipper-environment") for thread in threading.enumerate())
     assert [path.name for path in (tmp_path / "state" / "environments").iterdir() if path.is_dir()] == []
 

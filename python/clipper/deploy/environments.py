@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -163,7 +164,7 @@ class Environments:
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
-            errors="replace", cwd=self.folder, pass_fds=(lock,),
+            errors="replace", cwd=self.folder, pass_fds=(lock,), start_new_session=True,
         ) as process:  # fmt: skip
             watch = threading.Thread(target=self._watch, args=(process, until), name="clipper-pip-watch", daemon=True)
             watch.start()
@@ -188,7 +189,8 @@ class Environments:
     def _watch(self, process: "subprocess.Popen[str]", until: float) -> None:
         while process.poll() is None:
             if self._closed.wait(0.05) or time.monotonic() >= until:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what pip started to build a package, too: it holds our pipe
                 return
 
     # -- interpreters
