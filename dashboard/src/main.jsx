@@ -66,7 +66,7 @@ function Tiles({ fine, about, now }) {
   const of = (key) => lately(fine, (row) => Object.values(row.models).reduce((total, one) => total + (one[key] ?? 0), 0));
   const answers = sum("ok") + sum("default") + sum("error") + sum("refused");
   const tasks = of("hits") + of("joined") + of("rows");
-  const ready = about.models.filter((one) => stateOf(now.models[one.id])[0] === "ok").length;
+  const ready = about.models.filter((one) => stateOf(now, one.id)[0] === "ok").length;
   const worst = about.applications.map((app) => ({ app, us: Math.max(0, ...fine.slice(-10).map((row) => row.apps[app.name]?.us?.[2] ?? 0)) }))
     .filter((one) => one.us).sort((a, b) => b.us / b.app.slo_ms - a.us / a.app.slo_ms)[0];
   const memory = Object.values(now.models).reduce((total, one) => total + one.replicas.reduce((part, replica) => part + (replica.rss ?? 0), 0), 0);

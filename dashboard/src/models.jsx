@@ -8,22 +8,12 @@ import { Action, Empty, Mark, Panel, Scroll } from "./parts.jsx";
 
 export const path = (name) => encodeURIComponent(name);
 
-export function stateOf(now) {
-  if (!now) return ["off", "not yet"];
-  const states = now.replicas.map((one) => one.state);
-  if (states.includes("failed")) return ["bad", "failed"];
-  if (now.replicas.some((one) => one.suspect)) return ["bad", "stuck"];
-  if (states.includes("backoff")) return ["bad", "restarting"];
-  if (now.has >= now.wanted && now.has > 0) return ["ok", "ready"];
-  return now.has > 0 ? ["warn", `${now.has} of ${now.wanted}`] : now.wanted ? ["warn", "starting"] : ["off", "stopped"];
-}
+const KINDS = { ready: "ok", failed: "bad", failing: "bad", "not responding": "bad", stopped: "off" };
 
-function lastError(model, now, events) {
-  const crash = events.find((one) => one.model === model.id && (one.event === "exited" || one.event === "failed" || one.event === "stuck"));
-  const detail = now?.replicas.find((one) => one.detail && one.state !== "ready")?.detail;
-  if (detail || (crash && now && now.has < now.wanted)) return [detail || crash.detail, crash?.last].filter(Boolean).join(": ");
-  const failed = Object.entries(now?.failed ?? {}).sort((a, b) => b[1] - a[1]).filter(([kind]) => kind === "model_error" || kind === "bad_output");
-  return failed.length ? failed.map(([kind, n]) => `${kind} in ${number(n)} tasks`).join(", ") : "";
+/** [kind of mark, the state in the words of `clipper ps`]. */
+export function stateOf(now, id) {
+  const state = now.troubles?.[id]?.[0];
+  return state ? [KINDS[state] ?? "warn", state] : ["off", "not yet"];
 }
 
 export function Models({ rows, about, now, act }) {
@@ -55,8 +45,8 @@ export function Models({ rows, about, now, act }) {
             {about.models.map((model) => {
               const mine = now.models[model.id];
               const row = last?.models[model.id] ?? {};
-              const [kind, text] = stateOf(mine);
-              const error = lastError(model, mine, about.events);
+              const [kind, text] = stateOf(now, model.id);
+              const [, error, next] = now.troubles?.[model.id] ?? [];
               const older = about.models.some((other) => other.name === model.name && other.version < model.version);
               return (
                 <tr key={model.id}>
@@ -69,7 +59,7 @@ export function Models({ rows, about, now, act }) {
                   <td class="n">{number(row.queue ?? 0)}</td>
                   <td class="n">{row.limit ?? "–"}</td>
                   <td class="names">{model.applications.join(", ") || <span class="muted">nobody</span>}</td>
-                  <td class="error-cell">{error ? <><span class="bad-text">{error}</span><br /><code>clipper logs {model.id}</code></> : <span class="muted">none</span>}</td>
+                  <td class="error-cell">{error ? <><span class="bad-text">{error}</span><br /><code>{next}</code></> : <span class="muted">none</span>}</td>
                   <td class="actions">
                     <button type="button" class="small" aria-expanded={logs?.id === model.id} onClick={() => show(model.id)}>logs</button>{" "}
                     {!model.latest && <Action label="promote" question={`Make ${model.id} the latest?`} run={() => act("POST", `/admin/models/${path(model.id)}/promote`, {})} />}

@@ -459,7 +459,7 @@ class ClipperServer(Streaming):
             return {what: where for what, where in each.items() if where}
 
         incidents = lambda: tuple(self._deployment.incidents)  # noqa: E731
-        sources = ServerSources(node, self.manage, incidents, self._questions.slowest, addresses)
+        sources = ServerSources(self, node, self.manage, incidents, self._questions.slowest, addresses)
         feed = Feed(sources, self.config.http.dashboard_viewers_max)
         Page(feed, self.config).add_to(frontends.admin_routes)
         return feed

@@ -129,6 +129,9 @@ class Scripted:
     def rollouts(self) -> list[dict[str, Any]]:
         return []
 
+    def troubles(self, stats: Any) -> dict[str, tuple[str, str, str]]:
+        return dict.fromkeys(stats["models"], ("ready", "", ""))
+
 
 class Page:
     """The connection below a viewer."""
@@ -372,6 +375,7 @@ def test_a_server_tells_what_it_does(server: clipper.ClipperServer) -> None:
     assert [one["id"] for one in seen["about"]["models"]] == ["sum:1"]
     assert {"verb", "event"} <= {key for one in seen["about"]["events"] for key in one}  # changes, and containers
     assert seen["now"]["models"]["sum:1"]["replicas"][0]["rss"] > 1 << 20
+    assert seen["now"]["troubles"] == {"sum:1": ["ready", "", ""]}
     slow = seen["now"]["slowest"][0]
     assert (slow["application"], slow["tasks"][0]["model"]) == ("total", "sum:1")
 

@@ -32,6 +32,16 @@ def processes(server: Server) -> list[dict[str, Any]]:
     return [_row(server, model, stats.get(str(model.id), {}), view.linking(model)) for model in server.catalog.models()]
 
 
+def troubles(server: Server, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """By `name:version`: its state, what is wrong, and the command that helps; both perhaps empty. stats: those of models."""
+    view, found = server.catalog.view, {}
+    for model in view.models():
+        row = stats.get(str(model.id), {})
+        state = _state(row.get("replicas", []), row.get("has", 0), row.get("wanted", 0), row.get("stage", ""))
+        found[str(model.id)] = (state, *_trouble(server, model, row, view.linking(model), state))
+    return found
+
+
 def _row(server: Server, model: Model, row: Mapping[str, Any], apps: Sequence[Application]) -> dict[str, Any]:
     replicas: list[dict[str, Any]] = row.get("replicas", [])
     is_latest = server.catalog.view.model(model.name).id == model.id

@@ -45,6 +45,7 @@ class Sources(Protocol):
     def about(self) -> dict[str, Any]: ...
     def slowest(self) -> dict[str, list[dict[str, Any]]]: ...
     def rollouts(self) -> list[dict[str, Any]]: ...
+    def troubles(self, stats: Stats) -> dict[str, tuple[str, str, str]]: ...
 
 
 class Feed:
@@ -104,7 +105,8 @@ class Feed:
             messages.append(encode_event(about, name=b"about"))
         row = self._row(self._before, stats, shares, now_s, wall_s)
         self._note_slowest(wall_s)
-        more = {"rollouts": sources.rollouts(), "slowest": self._slowest, "viewers": len(self._viewers)}
+        more: dict[str, Any] = {"rollouts": sources.rollouts(), "troubles": sources.troubles(stats), "slowest": self._slowest}
+        more["viewers"] = len(self._viewers)
         now = to_json({**now_of(stats), "t": round(wall_s, 1), **more})
         if row is not None:
             messages.append(encode_event(row, name=b"row", id=int(wall_s * 10)))

@@ -14,6 +14,7 @@ from clipper.errors import ClipperError
 from clipper.frontend.node import Node
 from clipper.manage.deployment import Incident
 from clipper.manage.operations import Operations, application_row, record_of
+from clipper.manage.overview import Server, troubles
 from clipper.serving.application import ApplicationHandle
 from clipper.store.redis import shown
 from clipper.types import Model
@@ -27,6 +28,7 @@ _LOOK_EACH_S: Final = 10.0
 class ServerSources:
     """Threads: one. addresses: where what comes in, by what it is."""
 
+    server: Server
     node: Node
     operations: Operations
     incidents: Callable[[], Iterable[Incident]]
@@ -53,6 +55,10 @@ class ServerSources:
 
     def rollouts(self) -> list[dict[str, Any]]:
         return self.operations.rollouts()
+
+    def troubles(self, stats: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+        """In the words of `clipper ps`."""
+        return troubles(self.server, stats["models"])
 
     def about(self) -> dict[str, Any]:
         view = self.node.catalog.view
