@@ -1,5 +1,6 @@
 """Models in environments of their own: other versions than the server's, made once, swept when nobody needs them."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -148,11 +149,30 @@ def test_a_declared_model_builds_while_the_server_serves(offline: list[str], tmp
         sys.path.remove(str(tmp_path))
 
 
-def test_closing_the_server_ends_what_is_built(tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
+def slow_package(folder: Path) -> Path:
+    """One that takes for ever to build; it says that it has begun, and ends when pip does."""
+    slow = folder / "slow"
     slow.mkdir()
     (slow / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "wait"\nbackend-path = ["."]\n')
-    (slow / "wait.py").write_text(f"import time\nopen({str(tmp_path / 'begun')!r}, 'w').close()\ntime.sleep(600)\n")
+    begun = f"open({str(folder / 'begun')!r}, 'w').close()"
+    (slow / "wait.py").write_text(
+        f"import os, time\nparent = os.getppid()\n{begun}\nwhile os.getppid() == parent: time.sleep(0.05)\n"
+    )
+    return slow
+
+
+def at_work_in(folder: Path) -> list[str]:
+    """The processes whose command names that folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in place.read_bytes():
+                found.append(place.parent.name)
+    return found
+
+
+def test_closing_the_server_ends_what_is_built(tmp_path: Path) -> None:
+    slow = slow_package(tmp_path)
     with clipper.start(state=str(tmp_path / "state"), **QUICK) as server:
         server.deploy("slow", which, requirements=[str(slow)], wait=False)
         assert [stage.stage for stage in server.stages("slow").values()] == ["building environment"]
@@ -195,6 +215,16 @@ def test_a_kill_in_the_middle_leaves_nothing_that_counts(offline: list[str], tmp
     assert Path(mine.build(("odd-size==1.0",))).exists()
     assert time.monotonic() - began < 60
     assert mine.ready(("odd-size==1.0",))
+
+
+def test_pip_does_not_outlive_who_builds(tmp_path: Path) -> None:
+    folder, slow = tmp_path / "e", slow_package(tmp_path)
+    code = "from pathlib import Path; from clipper.deploy.environments import Environments\n"
+    code += f"Environments(Path({str(folder)!r})).build(({str(slow)!r},))"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        wait_until((tmp_path / "begun").exists, "pip builds the package", patience_s=90)
+        os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: not at_work_in(folder), "pip is gone", patience_s=60)
 
 
 def test_time_that_is_up_is_said(tmp_path: Path, offline: list[str]) -> None:

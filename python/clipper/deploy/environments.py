@@ -9,7 +9,6 @@ of the same, removes.
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -30,13 +29,14 @@ from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
 _MARK: Final = "ready"
 _FORMAT: Final = "1"
 _TAIL_LINES: Final = 12
-_PIP_OF_OTHERS: Final = (22, 3)  # from this version on pip installs for another interpreter
 _LINES_MAX: Final = 1000
-# Runs a module of Python's library as -m does, and dies with the thread that started it.
+# Runs a module as -m does, or a file, and dies with the thread that started it.
 _BOUND: Final = (
     "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 9); sys.path.pop(0); "
     "os.getppid() == int(sys.argv.pop(1)) or os._exit(1); "
-    "sys.argv.pop(0); runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    "sys.argv.pop(0); what = sys.argv[0]; "
+    "run = runpy.run_path if what.endswith('.py') else runpy.run_module; "
+    "run(what, run_name='__main__', **({} if what.endswith('.py') else {'alter_sys': True}))"
 )
 Say = Callable[[str], None]
 
@@ -144,15 +144,15 @@ class Environments:
 
     def _make(self, place: Path, lines: Sequence[str], python: str, say: Say, lock: int) -> None:
         until = time.monotonic() + self._build_s
-        bare = _pip_serves_others()
-        make = ["venv", *(["--without-pip"] if bare else []), str(place)]
+        runner = _pip_for_others()  # not `pip --python`: that is a pip below pip, which would outlive this process
+        make = ["venv", *(["--without-pip"] if runner else []), str(place)]
         self._run(python, make, "making the environment failed", lines, say, until, lock)
         interpreter = str(place / "bin" / "python")
         wheel = wheel_into(place / "wheels")
         (place / "requirements.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        pip = ["pip", *(["--python", interpreter] if bare else []), "install", "--disable-pip-version-check", "--no-input"]
+        pip = [runner or "pip", "install", "--disable-pip-version-check", "--no-input"]
         pip += ["--progress-bar", "off", *self._pip_args, str(wheel), "-r", str(place / "requirements.txt")]
-        self._run(sys.executable if bare else interpreter, pip, "pip install failed", lines, say, until, lock)
+        self._run(interpreter, pip, "pip install failed", lines, say, until, lock)
 
     def _run(
         self, python: str, words: Sequence[str], failed: str, lines: Sequence[str], say: Say, until: float, lock: int
@@ -246,12 +246,11 @@ class Environments:
             os.close(lock)
 
 
-def _pip_serves_others() -> bool:
-    """Can this interpreter's pip install into another environment?"""
-    if importlib.util.find_spec("pip") is None:
-        return False
-    version = importlib.metadata.version("pip").split(".")
-    return tuple(int(part) for part in version[:2] if part.isdecimal()) >= _PIP_OF_OTHERS
+def _pip_for_others() -> str:
+    """The file by which other interpreters run this one's pip; "" without a pip, or when it is too old to have one."""
+    found = importlib.util.find_spec("pip")
+    runner = Path(found.origin).with_name("__pip-runner__.py") if found and found.origin else None
+    return str(runner) if runner and runner.exists() else ""
 
 
 def _locks(fd: int) -> bool:
