@@ -27,7 +27,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("decider", "row_index"),
     ("column", "linear", "lesson", "row_arena"),
     ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
-    ("hearing", "embedding"),
+    ("hearing", "embedding", "http_infer"),
     ("task", "correction", "output"),
     ("piece", "batch_log"),
     ("future", "lane", "link"),

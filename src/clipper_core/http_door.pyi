@@ -18,6 +18,8 @@ class Ending(NamedTuple):
     began_ns: int
     worker: int
     ticket: int
+    tag: bytes
+    binary: bool
 
 class Door:
     def __init__(

@@ -318,7 +318,8 @@ class Handed(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id: X-Request-Id; empty: none came."""
+    """A query whose response Python makes, for answer(worker, ticket, ...). future: done.  id: X-Request-Id; empty: none came.
+    tag, binary: of infer: the request's own id, as JSON, and whether its output goes back as bytes."""
 
     route: object
     future: object
@@ -326,6 +327,8 @@ class Ending(NamedTuple):
     began_ns: int
     worker: int
     ticket: int
+    tag: bytes
+    binary: bool
 
 
 cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
@@ -494,7 +497,8 @@ cdef class Door:
     cdef object _ending(self, Given* given):
         cdef HotRoute route = <HotRoute> given.query.route.object
         cdef bytes id = (<const char*> given.query.id)[:given.query.id_bytes]
-        cdef object extra = route.subject(id.decode("ascii"))
+        cdef bytes tag = (<const char*> given.query.tag.at())[:given.query.tag.size()] if given.query.tag.size() else b""
+        cdef object extra = route.subject(id.decode("ascii"), tag)
         cdef Future future
         if given.query.block == NULL:
             future = future_at_once(route.model.engine.delivery, OK, &given.query.value, self.finish, extra)
@@ -502,7 +506,7 @@ cdef class Door:
         else:
             future = future_new(route.model.engine.delivery, given.query.block, given.query.slot, 1, self.finish, extra)
         given.query.route.users.fetch_sub(1, release)
-        return Ending(route, future, id, given.query.began_us * 1000, given.worker, given.ticket)
+        return Ending(route, future, id, given.query.began_us * 1000, given.worker, given.ticket, tag, bool(given.query.binary))
 
     def adopt(self, int fd, u32 returns=0):
         """Take a connection that is between two requests; the descriptor is the door's now. False: it takes none any more, and

@@ -219,9 +219,18 @@ cdef void _over_given(Given* given) noexcept nogil:
     del given
 
 
+cdef void _made_up(Worker* w) noexcept nogil:
+    """An id for a request that brought none, as frontend/messages makes them."""
+    w.made.clear()
+    w.made.put(w.shared.prefix.at(), w.shared.prefix.size())
+    w.made.put_hex(w.shared.tickets.fetch_add(1, relaxed))
+
+
 cdef bint _answer(Worker* w, Exchange* x, const Value* value, u32 latency_us, Bytes* out) noexcept nogil:
     cdef u64 before = out.size()
     x.close = x.close or w.draining
+    if x.query.route.form and x.query.id_bytes == 0:
+        _made_up(w)
     if not query_answer(&x.query, value, latency_us, w.date, &w.made, x.close, &w.body, out):
         return False
     if out.lost:
@@ -256,13 +265,6 @@ cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint clos
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
-cdef void _made_up(Worker* w) noexcept nogil:
-    """An id for a request that brought none, as frontend/messages makes them."""
-    w.made.clear()
-    w.made.put(w.shared.prefix.at(), w.shared.prefix.size())
-    w.made.put_hex(w.shared.tickets.fetch_add(1, relaxed))
-
-
 cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head, const u8* body) noexcept nogil:
     """Ask, and answer if that can be done at once. False: it is Python's, and nothing was asked."""
     cdef Exchange* x = _exchange(w)
@@ -273,8 +275,6 @@ cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head, c
         _put_back(w, x)
         return False
     route.users.fetch_add(1, relaxed)
-    if route.form:
-        _made_up(w)
     x.close = False
     if came == VALUE and _answer(w, x, &x.query.value, 0, &line.out if line.first == NULL else &x.text):
         _over(x)

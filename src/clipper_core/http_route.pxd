@@ -39,7 +39,7 @@ cdef cppclass RouteState:
     double confidence_min
     Bytes node                  # before the number in an id: `4bde13fa-`
     Bytes models                # as JSON: `["svm:1"]`
-    Bytes head                  # of a V2 answer, as JSON up to the id
+    Bytes head                  # of a V2 answer, as JSON up to the id: `{"model_name":"svm","id":`
     atomic[u64]* asked          # the application's tally
     atomic[u64]* answered
     atomic[u64]* decided

@@ -10,6 +10,8 @@ from clipper_core.clock_cache cimport cache_lookup, key_of
 from clipper_core.delivery cimport block_drop, claims_lock, claims_unlock, slot_fill, slots_claim
 from clipper_core.dtype cimport ANY, BOOL, BYTES, F16, STR, itemsize
 from clipper_core.histogram cimport count, histogram_record
+from clipper_core.http_head cimport NO_LENGTH
+from clipper_core.http_infer cimport infer_read, infer_write
 from clipper_core.json_rows cimport Text, json_count, json_read_row
 from clipper_core.json_value cimport json_f64, json_value, value_belief
 from clipper_core.lane cimport taker_enters, taker_leaves
@@ -119,8 +121,23 @@ cdef Came _ask(Query* q, const Bytes* row) noexcept nogil:
     return ENDED
 
 
+cdef bint _is_quotable(const Head* head) noexcept nogil:
+    cdef u32 i
+    for i in range(head.id_bytes):
+        if head.id[i] == 34 or head.id[i] == 92:
+            return False
+    return True
+
+
 cdef Came query_ask(Query* q, const Head* head, const u8* body, Bytes* row) noexcept nogil:
-    if head.json_bytes != <u64> -1 or not _read_predict(q.route, body, head.body_bytes, row):
+    cdef RouteState* r = q.route
+    cdef bint binary = False
+    if r.form == INFER:
+        if not (_is_quotable(head) and infer_read(&r.wanted, r.model.finite, body, head.body_bytes, head.json_bytes, row, &q.tag,
+                                                  &binary)):
+            return OTHER
+        q.binary = binary
+    elif head.json_bytes != NO_LENGTH or not _read_predict(r, body, head.body_bytes, row):
         return OTHER
     q.id_bytes = head.id_bytes
     if head.id_bytes:
@@ -153,30 +170,55 @@ cdef void query_drop(Query* q) noexcept nogil:
 # -- answering ---------------------------------------------------------------------------------------------------------
 
 cdef bint _predicted(Query* q, const Value* value, double belief, u32 latency_us, Bytes* body) noexcept nogil:
-    body.put("{\"id\":\"", 7)
+    body.put_text("{\"id\":\"")
     body.put(q.route.node.at(), q.route.node.size())
     body.put_hex(q.number)
-    body.put("\",\"output\":", 11)
+    body.put_text("\",\"output\":")
     if not json_value(body, value):
         return False
-    body.put(",\"confidence\":", 14)
+    body.put_text(",\"confidence\":")
     json_f64(body, belief)
-    body.put(",\"default\":false,\"reason\":\"\",\"models\":", 38)
+    body.put_text(",\"default\":false,\"reason\":\"\",\"models\":")
     body.put(q.route.models.at(), q.route.models.size())
-    body.put(",\"missing\":[],\"agreement\":1.0,\"latency_us\":", 43)
+    body.put_text(",\"missing\":[],\"agreement\":1.0,\"latency_us\":")
     body.put_decimal(latency_us)
     body.put_byte(125)
     return True
 
 
 cdef bint _old(Query* q, const Value* value, Bytes* body) noexcept nogil:
-    body.put("{\"query_id\":", 12)
+    body.put_text("{\"query_id\":")
     body.put_decimal(q.number)
-    body.put(",\"output\":", 10)
+    body.put_text(",\"output\":")
     if not json_value(body, value):
         return False
-    body.put(",\"default\":false}", 17)
+    body.put_text(",\"default\":false}")
     return True
+
+
+cdef void _put_own(Query* q, Bytes* body) noexcept nogil:
+    """The caller's name of the query, as JSON."""
+    if q.id_bytes == 0:
+        body.put(q.tag.at(), q.tag.size())
+        return
+    body.put_byte(34)
+    body.put(q.id, q.id_bytes)
+    body.put_byte(34)
+
+
+cdef bint _inferred(Query* q, const Value* value, double belief, u64* json_bytes, Bytes* body) noexcept nogil:
+    body.put(q.route.head.at(), q.route.head.size())
+    body.put(q.tag.at(), q.tag.size())
+    body.put_text(",\"parameters\":{\"prediction_id\":\"")
+    body.put(q.route.node.at(), q.route.node.size())
+    body.put_hex(q.number)
+    body.put_text("\",\"confidence\":")
+    json_f64(body, belief)
+    if q.id_bytes or q.tag.size() > 2:
+        body.put_text(",\"request_id\":")
+        _put_own(q, body)
+    body.put_text("},")
+    return infer_write(body, value, q.binary, json_bytes)
 
 
 cdef void _put_id(Query* q, const Bytes* made, Bytes* out) noexcept nogil:
@@ -203,25 +245,35 @@ cdef void _count(Query* q, u32 latency_us) noexcept nogil:
 cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char* date, const Bytes* made, bint close,
                        Bytes* body, Bytes* out) noexcept nogil:
     cdef double belief = value_belief(value)
+    cdef u64 json_bytes = 0
     cdef bint plain
     if belief < q.route.confidence_min:
         return False
     body.clear()
     if q.route.form == PREDICT:
         plain = _predicted(q, value, belief, latency_us, body)
+    elif q.route.form == INFER:
+        plain = _inferred(q, value, belief, &json_bytes, body)
     else:
         plain = _old(q, value, body)
     if not plain or body.lost:
         return False
-    out.put("HTTP/1.1 200 OK\r\ndate: ", 23)
+    out.put_text("HTTP/1.1 200 OK\r\ndate: ")
     out.put(date, 29)
-    out.put("\r\ncontent-type: application/json\r\ncontent-length: ", 50)
+    if json_bytes:
+        out.put_text("\r\ncontent-type: application/octet-stream")
+    else:
+        out.put_text("\r\ncontent-type: application/json")
+    out.put_text("\r\ncontent-length: ")
     out.put_decimal(body.size())
-    out.put("\r\nx-request-id: ", 16)
+    if json_bytes:
+        out.put_text("\r\ninference-header-content-length: ")
+        out.put_decimal(json_bytes)
+    out.put_text("\r\nx-request-id: ")
     _put_id(q, made, out)
     if close:
-        out.put("\r\nconnection: close", 19)
-    out.put("\r\n\r\n", 4)
+        out.put_text("\r\nconnection: close")
+    out.put_text("\r\n\r\n")
     out.put(body.at(), body.size())
     _count(q, latency_us)
     return True
@@ -255,7 +307,8 @@ cdef int _put(Bytes* to, bytes text) except -1:
 cdef class HotRoute:
     """Threads: any; it never changes. One application, or one model, as queries see it now, asked in one form.
 
-    form: `predict`, `old_predict`.  node: what stands before the number in an answer's id.  model_name: as answers name it.
+    form: `predict`, `old_predict`, `infer`.  node: what stands before the number in an answer's id.  models: as answers name
+    them, in JSON; of `infer`, what stands before the request's id.
     counts: those of serving/tally: asked, answered, decided, used, wins; took: its durations, microseconds.  ok, requests: of
     HTTP: responses with 200, and their durations.  subject: handed back with a query that ends in Python.
     ValueError for a model whose rows are not read here.
@@ -268,11 +321,11 @@ cdef class HotRoute:
         asked, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
         self.counters = (asked, answered, decided, used, wins, took, ok, requests)
+        r.form = <u8> ("predict", "old_predict", "infer").index(form)
         self._set_rows()
-        r.form = <u8> ("predict", "old_predict").index(form)
         r.engine, r.model, r.slo_us, r.confidence_min = model.engine.state, model.state, slo_us, confidence_min
         _put(&r.node, f"{node}-".encode())
-        _put(&r.models, models)
+        _put(&r.head if r.form == INFER else &r.models, models)
         r.asked, r.answered, r.decided = &(<Counter> asked).n, &(<Counter> answered).n, &(<Counter> decided).n
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
         r.took, r.requests = took.h, requests.h
@@ -287,6 +340,8 @@ cdef class HotRoute:
             raise ValueError(f"rows of {self.model.name} are not read here: {self.model.describe_input()}")
         self.state.wanted.dtype = dtype
         self.state.variable = self.model.shape == (-1,)
+        if self.state.variable and self.state.form == INFER:
+            raise ValueError(f"rows of {self.model.name} differ in length: infer is not read here")
         self.state.wanted.rank = <u32> len(self.model.shape)
         for i in range(self.state.wanted.rank):
             self.state.wanted.dims[i] = 0 if self.state.variable else self.model.shape[i]

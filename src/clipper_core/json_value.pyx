@@ -41,11 +41,11 @@ cdef void json_f64(Bytes* out, double value) noexcept nogil:
         out.put_byte(45)
         value = -value
     if value == 0:
-        out.put("0.0", 3)
+        out.put_text("0.0")
         return
     n = digits_of(value, digits, &point)
     if POINT_MIN <= point <= 0:                 # 0.00123
-        out.put("0.", 2)
+        out.put_text("0.")
         for _i in range(-point):
             out.put_byte(48)
         out.put(digits, n)
@@ -163,6 +163,23 @@ cdef bint json_value(Bytes* out, const Value* value) noexcept nogil:
         return True
     out.end -= out.size() - before
     return False
+
+
+cdef bint json_elements(Bytes* out, const Value* value) noexcept nogil:
+    cdef Blob* blob = <Blob*> value.word if value.tag == TAG_BLOB else NULL
+    cdef const u8* at
+    cdef u64 i, n
+    if blob == NULL or blob.dtype == STR or blob.rank == 0:
+        return json_value(out, value)
+    at = <const u8*> blob_data(blob)
+    n = blob.nbytes // itemsize(blob.dtype) if itemsize(blob.dtype) else 0
+    for i in range(n):
+        if i:
+            out.put_byte(44)
+        if not _one(out, blob.dtype, at):
+            return False
+        at += itemsize(blob.dtype)
+    return True
 
 
 cdef double value_belief(const Value* value) noexcept nogil:

@@ -113,7 +113,9 @@ def responses(line: socket.socket, count: int) -> list[bytes]:
 
 MASKS = (
     (rb"date: [^\r]*", b"date: D"), (rb'"id":"[0-9a-f]{8}-[0-9a-f]+"', b'"id":"I"'), (rb'"latency_us":\d+', b'"latency_us":L'),
-    (rb'"query_id":\d+', b'"query_id":Q'), (rb"x-request-id: [0-9a-f]{8,12}-[0-9a-f]+\r", b"x-request-id: R\r"),
+    (rb'"query_id":\d+', b'"query_id":Q'), (rb'"prediction_id":"[0-9a-f]{8}-[0-9a-f]+"', b'"prediction_id":"I"'),
+    (rb"inference-header-content-length: \d+", b"inference-header-content-length: N"),
+    (rb"x-request-id: [0-9a-f]{8,12}-[0-9a-f]+\r", b"x-request-id: R\r"),
     (rb'"request_id":"[0-9a-f]{12}-[0-9a-f]+"', b'"request_id":"R"'), (rb"content-length: \d+", b"content-length: N"),
 )  # fmt: skip
 
@@ -169,6 +171,80 @@ def some_request(rng: random.Random) -> Callable[[bool], bytes]:
     more = rng.choice(["", "", "X-Request-Id: mine-7\r\n", "X-Request-Id: two words\r\n", "Accept: */*\r\n", "Via: me\r\n"])
     method = rng.choice(["POST"] * 12 + ["GET", "PUT"])
     return lambda strange: request(path, body, strange, more, method)
+
+
+def binary(rng: random.Random, path: str, shape: list[int], dtype: str) -> Callable[[bool], bytes]:
+    """An infer request as tritonclient writes it, whole or with something wrong."""
+    count = int(np.prod(shape))
+    row = np.array([rng.choice([0, 1, -2, 7.5, 1e9]) for _ in range(count)]).astype(dtype)
+    tensor: dict[str, Any] = {"name": "input", "shape": shape, "datatype": DATATYPES[dtype]}
+    data = b""
+    if rng.random() < 0.5:
+        data = row.tobytes()
+        tensor["parameters"] = {"binary_data_size": len(data) + (rng.random() < 0.1)}
+    else:
+        tensor["data"] = row.tolist() if rng.random() < 0.8 else [row.tolist()]
+    body: dict[str, Any] = {"inputs": [tensor]}
+    if rng.random() < 0.5:
+        body = {"id": rng.choice(["", "mine", "two words", 'a"b']), **body}
+    if rng.random() < 0.4:
+        said = {"parameters": {"binary_data": rng.random() < 0.5}} if rng.random() < 0.6 else {}
+        body["outputs"] = [{"name": "output", **said}]
+    if rng.random() < 0.4:
+        body["parameters"] = rng.choice([{"binary_data_output": rng.random() < 0.5}, {}, {"salt": 7}, {"user": "ann"}])
+    head = json.dumps(body, separators=rng.choice([(",", ":"), (", ", ": ")])).encode()
+    more = f"Inference-Header-Content-Length: {len(head)}\r\n" if data else ""
+    more += rng.choice(["", "", "X-Request-Id: mine-7\r\n", 'X-Request-Id: a"b\r\n'])
+
+    def make(strange: bool) -> bytes:
+        lines = f"Host: a\r\n{STRANGE if strange else ''}{more}Content-Length: {len(head + data)}\r\n"
+        return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + head + data
+
+    return make
+
+
+DATATYPES = {"f8": "FP64", "f4": "FP32", "i4": "INT32", "i8": "INT64"}
+
+
+def some_infer(rng: random.Random) -> Callable[[bool], bytes]:
+    name, shape, dtype = rng.choice([
+        ("total", [1, 3], "f8"), ("total", [3], "f8"), ("single", [1, 3], "f8"), ("total", [2, 3], "f8"), ("total", [1, 4], "f8"),
+        ("total", [1, 3], "f4"), ("ints", [1, 2, 2], "i4"), ("ints", [2, 2], "i4"), ("ints", [1, 2, 2], "i8"),
+        ("any", [1, 1], "f8"),
+        ("any", [1], "f8"), ("sure", [1, 2], "f4"), ("long", [1, 3], "f8"), ("broken", [1, 1], "f8"), ("sum", [1, 3], "f8"),
+        ("sum/versions/1", [1, 3], "f8"), ("sum/versions/9", [1, 3], "f8"), ("nobody", [1, 3], "f8"), ("learns", [1, 3], "f8"),
+    ])  # fmt: skip
+    return binary(rng, f"/v2/models/{name}/infer", shape, dtype)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_infer_alike(server: clipper.ClipperServer, seed: int) -> None:
+    rng = random.Random(200 + seed)
+    for _ in range(200):
+        make = some_infer(rng)
+        (plain,), (strange,) = exchanged(server, make(False)), exchanged(server, make(True))
+        assert masked(plain) == masked(strange), make(False)
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("wanted", [False, True])
+def test_infer_of_every_kind_of_output(server: clipper.ClipperServer, kind: int, wanted: bool) -> None:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [kind]}
+    body = json.dumps({"id": "a", "inputs": [tensor], "parameters": {"binary_data_output": wanted}})
+    asked = [exchanged(server, request("/v2/models/any/infer", body, strange))[0] for strange in (False, True, False)]
+    assert len({masked(one) for one in asked}) == 1
+
+
+def test_infer_is_the_doors(server: clipper.ClipperServer) -> None:
+    assert held_are(server, 0)
+    with connect(server) as line:
+        for path in ("total", "sum", "sum/versions/1"):
+            line.sendall(request(f"/v2/models/{path}/infer", INFER))
+            assert b'"data":[6.0]' in responses(line, 1)[0]
+        assert held(server) == 1
+
+
+INFER = '{"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}]}'
 
 
 def test_the_door_is_there(server: clipper.ClipperServer) -> None:

@@ -54,7 +54,7 @@ class Place:
             for slow in (b"", b"/late"):
                 routes[path + slow] = HotRoute(
                     self.node.models[model], "predict", "node", b'["m:1"]', 1 if slow else slo_us, 0.0, self.counts, self.took,
-                    self.ok, self.requests, lambda id: id,
+                    self.ok, self.requests, lambda id, tag: id,
                 )  # fmt: skip
         self.door.set_table(HotTable(routes))
 

@@ -1,9 +1,10 @@
 """The door: plain queries are answered by threads that never take the GIL (clipper_core.http_door), all else by Python.
 
 What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body `{"input": [...]}` and nothing
-beside, in the plainest of HTTP, of an application with one model, a policy that learns nothing, no decider, no roles, and
-numbers for input. Its table is made anew at every change of the catalog, before whoever made the change hears that it is made.
-The answers are the same to the byte, and so are the counts: the door adds to the very counters of serving/tally and metrics.
+beside, or an infer request of one row, as JSON or binary; in the plainest of HTTP, of an application with one model, a policy
+that learns nothing, no decider, no roles, and numbers for input. Its table is made anew at every change of the catalog, before
+whoever made the change hears that it is made. The answers are the same to the byte, and so are the counts: the door adds to the
+very counters of serving/tally and metrics.
 
 Whatever else comes on a connection, the connection comes here with it (frontend/http.py); and back, when it has been plain for a
 while. A query that ends in anything but a prediction that is written as it stands has its response made here, from its future, as
@@ -26,13 +27,17 @@ from clipper.frontend.http import Connection, Exchange, Service
 from clipper.frontend.messages import Refused, Request, Response, to_json
 from clipper.frontend.node import Node
 from clipper.frontend.rest import old_one, one_predicted
+from clipper.frontend.rest_v2 import inferred
 from clipper.frontend.routes import Routes
+from clipper.frontend.v2 import InferRequest
+from clipper.frontend.v2_models import Asking, Target
 from clipper.metrics import HttpCounts
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.fixed import Fixed
+from clipper.serving.application import fits_id
 from clipper.serving.processor import Asked, Question, finish, plan_for
+from clipper.types import PredictionRequest
 from clipper_core.engine import Engine
-from clipper_core.future import Future
 from clipper_core.http_door import Door, Ending, Handed
 from clipper_core.http_route import HotRoute, HotTable
 
@@ -40,25 +45,48 @@ _log = logging.getLogger(__name__)
 _POLICIES = (Ensemble, Fixed)
 _FOREIGN = (b"transfer-encoding", b"content-encoding", b"expect", b"traceparent", b"clipper-deadline-ms", b"origin")
 _UNREAD = ("any", "bool", "f16", "str", "bytes")  # inputs that the core does not read from JSON
-_FORMS: tuple[tuple[str, str, Callable[[Future, Question], Response]], ...] = (
-    ("predict", "/api/{}/predict", one_predicted),
-    ("old_predict", "/{}/predict", lambda future, question: old_one(future)),
-)
+_INFER = "/v2/models/{}/infer"
+_INFER_VERSION = "/v2/models/{}/versions/{}/infer"
+_MODELS_MAX = 1000  # versions that have routes of their own; the others are Python's
 
 
 class Subject:
-    """Whose question a route is. Called for what `Future.extra` is to be of a query that ends here."""
+    """Whose question a route is, and how Python answers it. Called for what `Future.extra` is to be of a query that ends here.
 
-    __slots__ = ("make", "path", "pattern", "question")
+    name, version: of infer: as it was asked.
+    """
 
-    def __init__(
-        self, question: Question, path: bytes, pattern: str, make: Callable[[Future, Question], Response]
-    ) -> None:
-        self.question, self.path, self.pattern, self.make = question, path, pattern, make
+    __slots__ = ("form", "name", "path", "pattern", "question", "version")
 
-    def __call__(self, id: str) -> Asked:
+    def __init__(self, question: Question, form: str, pattern: str, name: str, version: str = "") -> None:
+        self.question, self.form, self.pattern, self.name, self.version = question, form, pattern, name, version
+        self.path = pattern.format(name, version).encode()
+
+    @property
+    def before(self) -> bytes:
+        """What the door needs to name the models in an answer, as JSON."""
+        if self.form != "infer":
+            return to_json([str(model) for model in self.question.models])
+        version = self.target.answered_version
+        head = {"model_name": self.name, **({"model_version": version} if version else {}), "id": ""}
+        return to_json(head).removesuffix(b'""}')
+
+    @property
+    def target(self) -> Target:
+        return Target(self.question, self.name, self.version)
+
+    def __call__(self, id: str, tag: bytes) -> Asked:
         state, plan = plan_for(self.question, None)
-        return Asked(self.question, plan, state, "", (), None, id)
+        own = tag[1:-1].decode("ascii")
+        return Asked(self.question, plan, state, "", (), None, id or (own if fits_id(own) else ""))
+
+    def respond(self, ending: Ending) -> Response:
+        if self.form == "predict":
+            return one_predicted(ending.future, self.question)
+        if self.form == "old_predict":
+            return old_one(ending.future)
+        asked = InferRequest(ending.tag[1:-1].decode("ascii"), {}, [], ending.binary)
+        return inferred(Asking([ending.future], self.question, False), self.target, asked)
 
 
 def is_hot(question: Question) -> bool:
@@ -131,32 +159,41 @@ class Hot:
             self._untyped = []
             for name in view.applications:
                 question = self._node.question(name)
-                if is_hot(question):
-                    self._add(routes, question)
+                self._add(routes, question, "predict", "/api/{}/predict", name)
+                self._add(routes, question, "old_predict", "/{}/predict", name)
+                self._add(routes, question, "infer", _INFER, name)
+            for model in [model for model in view.models() if not model.retired_us][:_MODELS_MAX]:
+                question = self._node.question_for(PredictionRequest(None, candidate_models=(str(model.id),)))
+                self._add(routes, question, "infer", _INFER_VERSION, model.name, str(model.version))
+                if model.name not in view.applications and view.model(model.name).id == model.id:
+                    self._add(routes, question, "infer", _INFER, model.name)
             self._table = HotTable(routes)
             self.door.set_table(self._table)
 
-    def _add(self, routes: dict[bytes, HotRoute], question: Question) -> None:
-        (model,), lineup = question.models, question.lineup
+    def _add(
+        self, routes: dict[bytes, HotRoute], question: Question, form: str, pattern: str, name: str, version: str = ""
+    ) -> None:
+        lineup = question.lineup
+        if not is_hot(question) or lineup is None:
+            return
+        (model,) = question.models
         core = question.cores[model]
         dtype = core.describe_input().partition("[")[0]
         if dtype == "any":
             self._untyped.append(question)
-        if dtype in _UNREAD or core.similar is not None or lineup is None:
+        subject = Subject(question, form, pattern, name, version)
+        if dtype in _UNREAD or core.similar is not None or (form == "infer" and core.shape == (-1,)):
+            return
+        if self._leads_to(subject.path) != pattern:
             return
         tally = lineup.tally
         of_model = tally.of(model)
         counts = (tally.asked, tally.answered, tally.step("all"), of_model.used, of_model.wins)
-        for form, pattern, make in _FORMS:
-            path = pattern.format(question.name).encode()
-            if self._leads_to(path) != pattern:
-                continue
-            row = self.counts.row("POST", pattern)
-            subject = Subject(question, path, pattern, make)
-            routes[path] = HotRoute(
-                core, form, question.node, to_json([str(model)]), question.slo_us, question.confidence_min, counts,
-                tally.duration, row.ok, row.durations, subject,
-            )  # fmt: skip
+        row = self.counts.row("POST", pattern)
+        routes[subject.path] = HotRoute(
+            core, form, question.node, subject.before, question.slo_us, question.confidence_min, counts, tally.duration, row.ok,
+            row.durations, subject,
+        )  # fmt: skip
 
     def _leads_to(self, path: bytes) -> str:
         request = Request("POST", path, b"", {}, b"")
@@ -208,7 +245,7 @@ class Hot:
         request.route, request.began_ns = subject.pattern, ending.began_ns
         exchange = Exchange(cast("Connection", _Elsewhere(self._service)), request, False)
         try:
-            exchange.answer(subject.make(ending.future, subject.question))
+            exchange.answer(subject.respond(ending))
         except Exception as error:
             exchange.fail(error)
         self.door.answer(ending.worker, ending.ticket, exchange.data or b"", exchange.close)

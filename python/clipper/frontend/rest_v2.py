@@ -109,7 +109,7 @@ class RestV2:
             return Work(lambda: _later(self._models.ask(target, rows, asked, slo_us, "", request.trace), target, asked))
         asking = self._models.ask(target, rows, asked, slo_us, id, request.trace)
         if all(future.done() for future in asking.futures):
-            return _response(asking, target, asked)
+            return inferred(asking, target, asked)
         return _later(asking, target, asked)
 
 
@@ -131,10 +131,10 @@ def _slo_ms(asked: v2.InferRequest, request: Request) -> float | None:
 
 
 def _later(asking: Asking, target: Target, asked: v2.InferRequest) -> Later:
-    return Later(asking.futures, lambda: _response(asking, target, asked))
+    return Later(asking.futures, lambda: inferred(asking, target, asked))
 
 
-def _response(asking: Asking, target: Target, asked: v2.InferRequest) -> Response:
+def inferred(asking: Asking, target: Target, asked: v2.InferRequest) -> Response:
     outputs, parameters = asking.inferred()
     body, head_size = v2.encode(target.name, target.answered_version, asked.id, outputs, asked.binary, parameters)
     if not head_size:
