@@ -15,11 +15,11 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help venv build demo test check stress asan tsan bench count dashboard screenshots docs clean distclean micro FORCE
+.PHONY: help works-with venv build demo test check stress asan tsan bench count dashboard screenshots docs clean distclean micro FORCE
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  make demo ARGS="--seconds 10"     options of the command behind a target'
 	@echo '  make bench NAME=reference         one benchmark of bench/system or bench/paper'
@@ -156,6 +156,27 @@ TORCH ?= torch==2.13.0+cpu
 	  || echo "not all of them could be installed: tests of their models are skipped"
 	@$(PY) -c "import torch" 2>/dev/null || $(PIP) $(TORCH) >/dev/null 2>&1 \
 	  || echo "no $(TORCH) to be had: tests of PyTorch are skipped. make test TORCH=torch takes any build"
+	@touch $@
+
+# -- clients too heavy for every test run, each apart in .venv/works-with
+
+works-with: .venv/.installed .venv/.servers .venv/.clients .venv/.works-with  ## every client that others wrote, on a server: the table of README.md
+	@$(PY) -m tests.clients.works_with --write
+
+.venv/.works-with: .venv/.made
+	@echo "installing kserve, openapi-typescript and perf_analyzer (about 600 MB, 2 min)"
+	@mkdir -p .venv/works-with/typescript .venv/works-with/perf_analyzer/lib
+	@$(PYTHON) -m venv .venv/works-with/kserve && .venv/works-with/kserve/bin/pip install -qq --disable-pip-version-check kserve \
+	  || echo "kserve could not be installed: its row says so"
+	@cd .venv/works-with/typescript && echo '{"type": "module", "private": true}' > package.json \
+	  && npm install --silent --no-audit --no-fund openapi-typescript@7 openapi-fetch typescript@5 >/dev/null 2>&1 \
+	  || echo "openapi-typescript could not be installed: its row says so. apt-get install npm"
+	@cd .venv/works-with/perf_analyzer && { $(CURDIR)/.venv/bin/pip download -qq --no-deps -d wheels tritonclient==2.50.0 nvidia-cuda-runtime-cu12 \
+	  && for wheel in wheels/*.whl; do $(CURDIR)/$(PY) -m zipfile -e $$wheel unpacked; done \
+	  && apt-get download -qq libb64-0d && dpkg-deb -x libb64-0d*.deb unpacked \
+	  && cp -P $$(find unpacked -name 'libb64.so*' -o -name 'libcudart.so*') lib/ \
+	  && cp $$(find unpacked -name perf_analyzer -type f) . && chmod +x perf_analyzer && rm -rf unpacked wheels *.deb; } >/dev/null 2>&1 \
+	  || echo "perf_analyzer could not be installed: its row says so"
 	@touch $@
 
 # -- the way there: four stamps in .venv, so that a repeat costs nothing and a change costs what it must

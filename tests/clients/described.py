@@ -13,9 +13,9 @@ from typing import Any
 import clipper
 from tests.clients.addresses import Addresses, Done
 
-EXAMPLES, SEED = 10, 1
-PROCESSES = ("deploy", "importState")  # each try would start a process of whatever was made up
-_PATIENCE_S = 240
+EXAMPLES, SEED = 5, 1
+LEFT_OUT = ("deploy", "importState", "stream")  # the first two would start processes of what is made up; the last has no end
+_PATIENCE_S = 900
 
 
 def document(address: str) -> Any:
@@ -34,7 +34,7 @@ def openapi_spec_validator(at: Addresses) -> Done:
 @contextlib.contextmanager
 def _fuzzed() -> Iterator[Addresses]:
     """A server of its own: managing it is tried, too. Inputs of each kind, each with an answer however early it is due."""
-    kinds = {"sums": "f64[3]", "words": "str", "counts": "i32[*]", "images": "f32[2,2]", "blobs": "bytes", "flags": "bool[2]"}
+    kinds = {"sums": "f64[3]", "words": "str", "counts": "i32[*]", "blobs": "bytes"}
     with clipper.start(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="127.0.0.1:0") as server:
         for name, type_ in kinds.items():
             server.deploy(name, lambda rows: [float(len(rows))] * len(rows), input=type_)
@@ -48,7 +48,7 @@ def schemathesis(at: Addresses) -> Done:
     """As its command line does it, with nothing configured but how long it may take."""
     with _fuzzed() as at:
         for name, address in (("queries", at.http), ("management", at.admin)):
-            _schemathesis(address, PROCESSES if address == at.admin else ())
+            _schemathesis(address, LEFT_OUT if address == at.admin else ())
             yield f"{name}: no findings"
 
 

@@ -5,6 +5,7 @@ A client yields the name of each thing that it has done; what is not as it shoul
 """
 
 import asyncio
+import datetime
 import importlib.metadata
 import importlib.util
 import json
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.clients import described
+from tests.clients import described, installed
 from tests.clients.addresses import PATIENCE_S, ROWS, SUMS, Addresses, Done, serving, told
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -239,6 +240,8 @@ def lacking(client: str) -> str:
 
 
 def version_of(client: str) -> str:
+    if client in installed.INSTALLED:
+        return installed.version_of(client)
     if client == "curl":
         return subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
     return importlib.metadata.version(client.partition(".")[0])
@@ -247,12 +250,12 @@ def version_of(client: str) -> str:
 def table() -> str:
     lines = ["| client | version | what passed |", "|---|---|---|"]
     with serving() as at:
-        for name, client in CLIENTS.items():
-            if missing := lacking(name):
+        for name, client in {**CLIENTS, **installed.INSTALLED}.items():
+            if missing := installed.lacking(name) if name in installed.INSTALLED else lacking(name):
                 lines.append(f"| {name} | | not run: {missing} is not installed |")
             else:
                 lines.append(f"| {name} | {version_of(name)} | {', '.join(client(at))} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"Run on {datetime.date.today():%Y-%m-%d}."])
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from clipper.errors import ConfigError
 from clipper.frontend.access import Access
 from clipper.frontend.admin import guard
+from clipper.frontend.cors import crossing
 from clipper.frontend.described import Limits
 from clipper.frontend.description import PUBLIC, Description
 from clipper.frontend.exporter import Exporter
@@ -96,7 +97,8 @@ class Frontends:
             self._push.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
-            each.append(("address", settings.address, self._access.asking(_finding(self.routes))))
+            asked = self._access.asking(_finding(self.routes))
+            each.append(("address", settings.address, crossing(settings.cors_origins, asked)))
         if settings.admin:
             each.append(("admin", settings.admin, _guarded(guard(settings, self._access.tokens), _finding(self.admin_routes))))
         if self._node.config.grpc.address:

@@ -24,6 +24,7 @@ from clipper.types import Answer, InputType, Model, PredictionRequest
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
 _SINGLY_MAX = 32
+_THE_VERSION = "1"  # of an application, in statistics: it has none, and perf_analyzer looks for one
 _NOTHING = {"count": 0, "ns": 0}
 
 
@@ -151,7 +152,7 @@ class ModelsV2:
         if not name:
             return {"model_stats": rows}
         target = self.target(name, version)
-        is_it = (target.name, target.answered_version)
+        is_it = (target.name, target.answered_version or _THE_VERSION)
         found = [row for row in rows if (row["name"], row["version"]) == is_it]
         return {"model_stats": found or [_statistics(*is_it, 0, 0, {})]}
 
@@ -256,8 +257,12 @@ def _config_type(datatype: str) -> str:
 
 def _of_application(name: str, row: dict[str, Any]) -> dict[str, Any]:
     answers = row["answers"]
-    told = {"success": {"count": answers["ok"], "ns": 0}, "fail": {"count": sum(answers["default"].values()), "ns": 0}}
-    return _statistics(name, "", row["queries"], row["queries"], told)
+    told = {
+        "queue": {"count": row["queries"], "ns": 0},
+        "success": {"count": answers["ok"], "ns": 0},
+        "fail": {"count": sum(answers["default"].values()), "ns": 0},
+    }
+    return _statistics(name, _THE_VERSION, row["queries"], row["queries"], told)
 
 
 def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -267,6 +272,7 @@ def _of_model(id: str, row: dict[str, Any]) -> dict[str, Any]:
     spent_ns = round(latency.count * latency.mean * 1000) if latency.count else 0
     told = {
         "success": {"count": evaluated + hits, "ns": spent_ns},
+        "queue": {"count": evaluated + hits, "ns": 0},  # perf_analyzer takes the version whose count moves
         "fail": {"count": sum(row["ended"].values()) - evaluated, "ns": 0},
         "cache_hit": {"count": hits, "ns": 0},
         "cache_miss": {"count": row["evaluated"], "ns": 0},

@@ -29,6 +29,9 @@ class HttpSettings(msgspec.Struct, frozen=True):
         str, about("file of who may ask, made by `clipper key`; HTTP and gRPC then need `Authorization: Bearer KEY`")
     ] = ""
     insecure: Annotated[bool, about("`clipper up` takes queries of other hosts without keys or clients' certificates")] = False
+    cors_origins: Annotated[
+        tuple[str, ...], about("web pages that may ask and read answers, as `https://shop.example`; `*`: all; empty: none")
+    ] = ()
     metrics: Annotated[bool, about("`GET /metrics` where queries come in too, for everybody; management always has it")] = False
     metrics_names_max: Annotated[
         int, about("models, and applications, with series of their own; the rest share `_other`", "names", ge=1, le=10_000)
