@@ -16,7 +16,7 @@ from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.profiling import profile
 from clipper.cli.querying import feedback, predict
 from clipper.cli.rollouts import rollout
-from clipper.cli.shipping import dockerfile
+from clipper.cli.shipping import compose, dockerfile, kubernetes
 from clipper.cli.top import top
 from clipper.cli.up import up
 from clipper.cli.verbs import Verbs
@@ -131,5 +131,5 @@ for _verb in (
     shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
 ):  # fmt: skip
     main.add_command(_verb)
-for _verb in (dockerfile,):
+for _verb in (dockerfile, compose, kubernetes):
     export.add_command(_verb)

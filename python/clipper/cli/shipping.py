@@ -1,15 +1,22 @@
-"""`clipper export dockerfile`: models as images, for builders and clusters of one's own."""
+"""`clipper export dockerfile`, `compose` and `k8s`: models as images, for builders and clusters of one's own."""
 
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from clipper.cli.asking import Asking, talks
 from clipper.errors import UnknownModel, UnknownVersion
-from clipper.manage.moving import State, read
-from clipper.types import Model, VersionedModel
+from clipper.manage.moving import State, applications_of, read
+from clipper.types import Application, Model, VersionedModel
+
+if TYPE_CHECKING:
+    from clipper.deploy.manifests import Shipment
 
 
 @click.command(short_help="A model as the Dockerfile of its image.")
@@ -61,3 +68,106 @@ def placed(model: Model, state: State, folder: Path) -> Model:
         return model
     (folder / name).write_bytes(state.files[name])
     return msgspec.structs.replace(model, target=str(folder / name))
+
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+
+
+def _exports(verb: Callable[..., None]) -> Callable[..., None]:
+    """What `compose` and `k8s` share."""
+    for option in (
+        click.argument("folder", type=_FOLDER),
+        click.option("--from", "file", metavar="FILE", type=_FILE, help="What a TOML file declares.  [what the server runs]"),
+        click.option("--redis", is_flag=True, help="Keep the state in Redis, which is exported too.  [in a volume]"),
+        click.option("--base", metavar="IMAGE", default="", help="The Python image that models start from."),
+    ):
+        verb = option(verb)
+    return talks(verb)
+
+
+@click.command(short_help="All that runs, for Docker Compose.")
+@_exports
+def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str) -> None:
+    """Write FOLDER with a docker-compose.yml: the server, a service for each model, the images they are built from.
+
+    \b
+    clipper export compose deploy && docker compose --project-directory deploy up --build
+    clipper export compose deploy --from clipper.toml --redis
+    """
+    from clipper.deploy.manifests import write_compose
+
+    with _shipment(ask, file, redis, base) as shipment:
+        files = write_compose(shipment, folder)
+    _say(ask, folder, files, f"docker compose --project-directory {folder} up --build")
+
+
+@click.command("k8s", short_help="All that runs, for Kubernetes.")
+@_exports
+def kubernetes(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str) -> None:
+    """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images they are built from.
+
+    \b
+    clipper export k8s cluster && kubectl apply -k cluster
+    clipper export k8s cluster --from clipper.toml --redis
+    """
+    from clipper.deploy.manifests import write_kubernetes
+
+    with _shipment(ask, file, redis, base) as shipment:
+        files = write_kubernetes(shipment, folder)
+        built = [f"docker build -t {image.name} {folder}/models/{name}" for name, (_, image) in shipment.models.items()]
+    _say(ask, folder, files, "\n".join([*built, f"docker build {folder}/server", f"push them, then: kubectl apply -k {folder}"]))
+
+
+def _say(ask: Asking, folder: Path, files: list[str], then: str) -> None:
+    ask.show({"folder": str(folder), "files": files}, lambda: f"wrote {len(files)} files to {folder}\n{then}")
+
+
+@contextmanager
+def _shipment(ask: Asking, file: Path | None, redis: bool, base: str) -> Iterator["Shipment"]:
+    """What is declared, or what runs; with the models' files in a folder that goes afterwards."""
+    from clipper.deploy.deployer import spec_of
+    from clipper.deploy.image import image_of
+    from clipper.deploy.manifests import Shipment
+    from clipper.deploy.needs import needs_of
+
+    with tempfile.TemporaryDirectory(prefix="clipper-image-") as place:
+        if file is None:
+            state = read(ask.server.export_state())
+            names = dict.fromkeys(model.name for model in state.models if model.target)
+            models = [placed(chosen(state, name), state, Path(place)) for name in names]
+            applications = tuple(applications_of(state))
+        else:
+            models, applications, redis = _declared(file, Path(place), redis)
+        made = {model.name: (model, image_of(spec_of(model), needs_of(model), base)) for model in models}
+        yield Shipment(made, applications, redis)
+
+
+def _declared(file: Path, place: Path, redis: bool) -> tuple[list[Model], tuple[Application, ...], bool]:
+    """What a TOML file declares, as a server would have it that starts with it."""
+    from clipper.config import load
+    from clipper.deploy.package import pack
+    from clipper.manage.declared import application_settings, replicas_of
+    from clipper.manage.deployment import type_of
+    from clipper.serving.scaling import replica_bounds
+
+    config, models = load(file), []
+    sys.path.insert(0, str(file.absolute().parent))
+    for name, wanted in config.models.items():
+        if not wanted.target:
+            continue
+        version = wanted.version or 1
+        package = pack(wanted.target, name, version, place)
+        least, most = replica_bounds(name, replicas_of(wanted), config.limits.replicas_max)
+        models.append(Model(
+            name, version, type_of(wanted.input or package.input or "any"), replicas=least, replicas_max=most,
+            target=package.target, sha256=package.sha256, code=package.code, cache=wanted.cache, batching=wanted.batching,
+            retry_singly=wanted.retry_singly, requirements=wanted.requirements, python=wanted.python,
+            memory_mib=wanted.memory_mib, cpus=wanted.cpus, gpus=wanted.gpus,
+        ))  # fmt: skip
+    applications = []
+    for name, app in config.apps.items():
+        links = tuple(VersionedModel.parse(link) for link in app.models)
+        settings = {**application_settings(app), "input": type_of(app.input or "any")}
+        applications.append(Application(name, links, **settings))
+    return models, tuple(applications), redis or config.server.state.startswith("redis")

@@ -264,16 +264,19 @@ class Deployment:
         return any(model.version == id_.version for model in self.catalog.view.versions.get(id_.name, ()))
 
     def _replica_stats(self, running: Running, started: Sequence[ReplicaStatus]) -> list[dict[str, Any]]:
-        rows: dict[tuple[int, int], dict[str, Any]] = {}  # by number and pid: two started elsewhere may have one number
+        # by number and pid: two started elsewhere may have one number, and in containers of their own one pid, too
+        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
         for replica in self.containers.of(running.model.id):
             batcher = replica.engine.replica(replica.conn)
             if batcher is not None:
-                key = replica.hello.replica, replica.hello.pid
+                key = replica.hello.replica, replica.hello.pid, 0
+                while key in rows:
+                    key = (*key[:2], key[2] + 1)
                 rows[key] = {**batcher, "pid": replica.hello.pid, "state": "ready"}
         for status in started:
             if (status.name, status.version) == (running.model.name, running.model.version):
                 row = rows.setdefault(
-                    (status.replica, status.pid),
+                    (status.replica, status.pid, 0),
                     {"number": status.replica, "pid": status.pid, "state": str(status.state)},
                 )
                 row |= {"restart_count": status.restart_count, "detail": status.detail}

@@ -152,7 +152,8 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
-    target: Annotated[str, about("what to run: `module:function` or a file")] = ""
+    target: Annotated[str, about("what to run: `module:function` or a file; empty: its containers are started elsewhere")] = ""
+    version: Annotated[int, about("its number; 0 for the next", ge=0, le=(1 << 31) - 1)] = 0
     replicas: Annotated[int, about("containers to start", "replicas", ge=0, le=1024)] = 1
     replicas_max: Annotated[
         int, about("start up to so many when `replicas` are too few; 0 for no more than those", "replicas", ge=0, le=1024)

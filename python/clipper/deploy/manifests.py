@@ -1,0 +1,378 @@
+"""A server and its models for Docker Compose and for Kubernetes: a folder of files, and what they are built from.
+
+Every model is a service, or a Deployment, of its own. It dials in at the server over TCP, with a token from a secret; nothing
+dials the models. Management stays inside the server's container: `docker compose exec server clipper models`.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clipper.deploy import sdk
+from clipper.deploy.image import ALIVE_FILE, TOKEN_FILE, USER, Image
+from clipper.deploy.yaml import to_yaml
+from clipper.errors import InvalidInput
+from clipper.types import VERSION, Application, InputType, Model
+
+PORT: Final = 7000
+HTTP_PORT: Final = 8000
+SERVER_IMAGE: Final = f"clipper/server:{VERSION}"
+REDIS_IMAGE: Final = "redis:7.4-bookworm"
+_TOML: Final = "/etc/clipper/clipper.toml"
+_HEALTHY: Final = ["python", "-m", "clipper_container", "healthy", ALIVE_FILE]
+_PART: Final = "app.kubernetes.io/component"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """What is to run: each model with its image, and the applications. redis: the state is kept there, else in a volume."""
+
+    models: Mapping[str, tuple[Model, Image]]
+    applications: tuple[Application, ...]
+    redis: bool = False
+
+    def __post_init__(self) -> None:
+        there = {str(model.id) for model, _ in self.models.values()} | set(self.models)
+        for app in self.applications:
+            for link in app.models:
+                if str(link) not in there:
+                    hint = f"One version of a model is exported. Unlink it, or link the latest: clipper unlink {app.name} {link}"
+                    raise InvalidInput(f"application {app.name!r} links '{link}', which is not exported.", hint=hint)
+
+
+def write_compose(shipment: Shipment, folder: Path) -> list[str]:
+    """-> the files, relative to the folder."""
+    return _written(folder, {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))})
+
+
+def write_kubernetes(shipment: Shipment, folder: Path) -> list[str]:
+    """Alike: a base of Kustomize."""
+    files = {name: to_yaml(*documents) for name, documents in kubernetes(shipment).items()}
+    return _written(folder, {**_sources(shipment, "clipper-redis"), **files})
+
+
+def _written(folder: Path, files: Mapping[str, str | bytes]) -> list[str]:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    token = folder / "secrets" / "clipper_token"
+    if not token.exists():  # another would lock out containers that run
+        token.parent.mkdir(mode=0o700, exist_ok=True)
+        token.write_text(secrets.token_urlsafe(24))
+        token.chmod(0o444)  # the user in the container reads it; the folder is its owner's alone
+    (folder / ".gitignore").write_text("secrets/\n")
+    return sorted([*files, "secrets/clipper_token", ".gitignore"])
+
+
+def _sources(shipment: Shipment, redis: str) -> dict[str, str | bytes]:
+    """The settings of the server, and what images are built from."""
+    files: dict[str, str | bytes] = {
+        "clipper.toml": server_toml(shipment, redis),
+        "server/Dockerfile": _server_dockerfile(shipment.redis),
+        f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
+    }
+    for name, (_, image) in shipment.models.items():
+        files |= {f"models/{name}/{path}": content for path, content in image.files.items()}
+    return files
+
+
+def _server_dockerfile(redis: bool) -> str:
+    what = f'"clipper-serving{"[redis]" if redis else ""}=={VERSION}"'
+    return f"""\
+# The clipper server. Where no index has clipper-serving, put its wheel into wheels/ first:
+#   pip wheel --no-deps --wheel-dir server/wheels PATH-OF-THE-SOURCES
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${{BASE}} AS packages
+COPY wheels/ /tmp/wheels/
+RUN python -m venv /opt/server \\
+ && /opt/server/bin/python -m pip install --no-cache-dir --disable-pip-version-check --find-links /tmp/wheels {what}
+
+FROM ${{BASE}}
+ENV PATH=/opt/server/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+COPY --from=packages /opt/server /opt/server
+RUN mkdir /state && chown {USER}:{USER} /state
+WORKDIR /tmp
+USER {USER}:{USER}
+ENTRYPOINT ["clipper"]
+CMD ["up", "{_TOML}"]
+"""
+
+
+# -- the server's settings
+
+
+def server_toml(shipment: Shipment, redis: str) -> str:
+    """What the server in its container reads."""
+    server = {
+        "state": f"redis://{redis}:6379/0" if shipment.redis else "/state", **({"folder": "/state"} if shipment.redis else {}),
+        "address": f"tcp://0.0.0.0:{PORT}", "token_file": TOKEN_FILE, "log_format": "json",
+    }  # fmt: skip
+    http = {"address": f"0.0.0.0:{HTTP_PORT}", "admin": "127.0.0.1:8002", "metrics": True, "insecure": True}
+    note = "# Models have no target: each runs in containers of its own, which dial in.\n"
+    keys = "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key may.\n"
+    parts = [note, _table(("server",), server), keys, _table(("http",), http)]
+    parts += [_table(("models", name), _model_table(model)) for name, (model, _) in shipment.models.items()]
+    parts += [_table(("apps", app.name), _app_table(app)) for app in shipment.applications]
+    return "".join(parts)
+
+
+def _model_table(model: Model) -> dict[str, Any]:
+    return {
+        "version": model.version, "replicas": max(model.replicas, 1), "input": _typed(model.input),
+        "cache": model.cache, "retry_singly": model.retry_singly,
+    }  # fmt: skip
+
+
+def _app_table(app: Application) -> dict[str, Any]:
+    return {
+        "models": [str(link) for link in app.models], "slo_ms": app.slo_ms, "default": app.default, "input": _typed(app.input),
+        "policy": app.policy, "decider": app.decider, "confidence_min": app.confidence_min, "missing": app.missing,
+        "roles": [f"{model} = {role}" for model, role in app.roles.items()], "coverage": app.coverage,
+    }  # fmt: skip
+
+
+def _typed(input: InputType) -> str:
+    return "" if str(input) == "any" else str(input)
+
+
+def _table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    name = ".".join(part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part) for part in at)
+    given = {key: value for key, value in values.items() if value not in (None, "", [])}
+    try:
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items()]
+    except TypeError:
+        raise InvalidInput(f"[{name}] holds bytes, which a settings file cannot say.", hint="Give it another default.") from None
+    return f"[{name}]\n{''.join(lines)}\n"
+
+
+# -- Docker Compose
+
+
+def compose(shipment: Shipment) -> dict[str, Any]:
+    """The contents of docker-compose.yml."""
+    services = {"server": _compose_server(shipment)}
+    for name, (model, image) in shipment.models.items():
+        services[f"model-{_label(name)}"] = _compose_model(name, model, image)
+    volumes: dict[str, Any] = {"state": {}}
+    if shipment.redis:
+        keeps = ["redis-server", "--appendonly", "yes", "--appendfsync", "always"]
+        services["redis"] = {
+            "image": REDIS_IMAGE, "command": keeps, "volumes": ["redis:/data"], "networks": ["models"],
+            "restart": "unless-stopped",
+        }  # fmt: skip
+        volumes["redis"] = {}
+    return {
+        "name": "clipper",
+        "services": services,
+        "networks": {"queries": {}, "models": {"internal": True}},
+        "volumes": volumes,
+        "secrets": {"clipper_token": {"file": "./secrets/clipper_token"}},
+    }
+
+
+def _compose_server(shipment: Shipment) -> dict[str, Any]:
+    ready = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{HTTP_PORT}/v2/health/live', timeout=2)"
+    return {
+        "image": SERVER_IMAGE,
+        "build": "./server",
+        "ports": [f"127.0.0.1:{HTTP_PORT}:{HTTP_PORT}"],
+        "networks": ["queries", "models"],
+        "volumes": [f"./clipper.toml:{_TOML}:ro", "state:/state"],
+        "secrets": ["clipper_token"],
+        "healthcheck": {"test": ["CMD", "python", "-c", ready], "interval": "10s", "timeout": "5s", "start_period": "60s"},
+        "stop_grace_period": "30s",
+        "restart": "unless-stopped",
+        **({"depends_on": ["redis"]} if shipment.redis else {}),
+    }
+
+
+def _compose_model(name: str, model: Model, image: Image) -> dict[str, Any]:
+    limits: dict[str, Any] = {"memory": f"{model.memory_mib}M"} if model.memory_mib else {}
+    limits |= {"cpus": f"{model.cpus:g}"} if model.cpus else {}
+    resources: dict[str, Any] = {"limits": limits} if limits else {}
+    if model.gpus:
+        resources["reservations"] = {"devices": [{"driver": "nvidia", "capabilities": ["gpu"], **_devices(model.gpus)}]}
+    return {
+        "image": image.name,
+        "build": f"./models/{name}",
+        "command": ["--connect", f"tcp:server:{PORT}", "--threads", str(_threads(model))],
+        "networks": ["models"],
+        "secrets": ["clipper_token"],
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "deploy": {"replicas": max(model.replicas, 1), **({"resources": resources} if resources else {})},
+        "depends_on": ["server"],
+        "restart": "unless-stopped",
+    }
+
+
+def _devices(gpus: str) -> dict[str, Any]:
+    if gpus == "all":
+        return {"count": "all"}
+    return {"count": int(gpus)} if gpus.isdecimal() else {"device_ids": [one.strip() for one in gpus.split(",")]}
+
+
+def _threads(model: Model) -> int:
+    return max(1, int(model.cpus))
+
+
+def _label(name: str) -> str:
+    """A name as DNS takes it."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+
+
+# -- Kubernetes
+
+
+def kubernetes(shipment: Shipment) -> dict[str, list[dict[str, Any]]]:
+    """The documents of each file of the base."""
+    files = {"server.yaml": list(_server_objects(shipment))}
+    if shipment.redis:
+        files["redis.yaml"] = list(_redis_objects())
+    for name, (model, image) in shipment.models.items():
+        files[f"model-{_label(name)}.yaml"] = list(_model_objects(name, model, image))
+    base = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": [*files],
+        "configMapGenerator": [{"name": "clipper-settings", "files": ["clipper.toml"]}],
+        "secretGenerator": [{"name": "clipper-token", "files": ["secrets/clipper_token"]}],
+    }  # fmt: skip
+    return {"kustomization.yaml": [base], **files}
+
+
+def _mine(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "clipper", "app.kubernetes.io/instance": name}
+
+
+def _meta(name: str, part: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "labels": {**_mine(name), _PART: part}, **more}
+
+
+def _pod(containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER) -> dict[str, Any]:
+    return {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": containers,
+        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
+    }  # fmt: skip
+
+
+_CONFINED: Final = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+_TOKEN_VOLUME: Final = {"name": "token", "secret": {"secretName": "clipper-token", "defaultMode": 0o440}}
+_TOKEN_MOUNT: Final = {"name": "token", "mountPath": str(Path(TOKEN_FILE).parent), "readOnly": True}
+_TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
+
+
+def _probe(action: Mapping[str, Any], period_s: int, failures: int) -> dict[str, Any]:
+    return {**action, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
+
+
+def _deployment(meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]) -> dict[str, Any]:
+    name = meta["name"]
+    template = {"metadata": _labels_of(meta), "spec": pod}
+    spec = {"selector": {"matchLabels": _mine(name)}, "strategy": strategy, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta,
+            "spec": spec if replicas is None else {"replicas": replicas, **spec}}  # fmt: skip
+
+
+def _labels_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in meta.items() if key in ("labels", "annotations")}
+
+
+def _service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    listed = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(name, "server"),
+            "spec": {"selector": _mine(of), "ports": listed, **more}}  # fmt: skip
+
+
+def _budget(name: str, part: str) -> dict[str, Any]:
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _meta(name, part),
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _mine(name)}}}  # fmt: skip
+
+
+def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
+    name = "clipper-server"
+    live, ready = ({"httpGet": {"path": f"/v2/health/{one}", "port": "http"}} for one in ("live", "ready"))
+    container = {
+        "name": "server", "image": SERVER_IMAGE,
+        "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "models", "containerPort": PORT}],
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "startupProbe": _probe(live, 2, 60), "livenessProbe": _probe(live, 10, 3), "readinessProbe": _probe(ready, 5, 2),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}}, "securityContext": _CONFINED,
+        "volumeMounts": [
+            {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True}, _TOKEN_MOUNT,
+            {"name": "state", "mountPath": "/state"}, _TMP_MOUNT,
+        ],
+    }  # fmt: skip
+    volumes = [
+        {"name": "settings", "configMap": {"name": "clipper-settings"}}, _TOKEN_VOLUME,
+        {"name": "state", "persistentVolumeClaim": {"claimName": "clipper-state"}},
+    ]  # fmt: skip
+    yield _deployment(_meta(name, "server"), 1, _pod([container], volumes, 30), {"type": "Recreate"})
+    yield _service("clipper", name, {"http": HTTP_PORT})
+    # A server is ready once its models are connected: they must reach it before that.
+    yield _service("clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True)
+    yield _claim("clipper-state", "server")
+    yield _budget(name, "server")
+
+
+def _claim(name: str, part: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _meta(name, part),
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}}  # fmt: skip
+
+
+def _redis_objects() -> Iterator[dict[str, Any]]:
+    name = "clipper-redis"
+    alive = {"tcpSocket": {"port": "redis"}}
+    container = {
+        "name": "redis", "image": REDIS_IMAGE, "args": ["--appendonly", "yes", "--appendfsync", "always"],
+        "ports": [{"name": "redis", "containerPort": 6379}], "securityContext": _CONFINED,
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        "livenessProbe": _probe(alive, 10, 3), "readinessProbe": _probe(alive, 5, 2),
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, _TMP_MOUNT],
+    }  # fmt: skip
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
+    yield _deployment(_meta(name, "redis"), 1, _pod([container], volumes, 30, user=999), {"type": "Recreate"})
+    yield _service(name, name, {"redis": 6379})
+    yield _claim(name, "redis")
+
+
+def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, Any]]:
+    called = f"clipper-model-{_label(name)}"
+    memory = f"{model.memory_mib or 1024}Mi"
+    resources: dict[str, Any] = {
+        "requests": {"cpu": f"{model.cpus or 1:g}", "memory": f"{model.memory_mib or 256}Mi"}, "limits": {"memory": memory},
+    }  # fmt: skip
+    if model.gpus:
+        count = int(model.gpus) if model.gpus.isdecimal() else 1 if model.gpus == "all" else len(model.gpus.split(","))
+        resources["limits"]["nvidia.com/gpu"] = count
+    healthy = {"exec": {"command": _HEALTHY}}
+    container = {
+        "name": "model", "image": image.name,
+        "args": ["--connect", f"tcp:clipper-models:{PORT}", "--threads", str(_threads(model))],
+        "resources": resources, "securityContext": _CONFINED, "startupProbe": _probe(healthy, 5, 60),
+        "livenessProbe": _probe(healthy, 20, 6), "readinessProbe": _probe(healthy, 10, 2),
+        "volumeMounts": [_TOKEN_MOUNT, _TMP_MOUNT],
+    }  # fmt: skip
+    meta = _meta(called, "model", annotations={"clipper/model": str(model.id)})
+    few, many = max(model.replicas, 1), model.replicas_max
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    yield _deployment(meta, None if many else few, _pod([container], [_TOKEN_VOLUME], 30), rolling)
+    if few > 1:
+        yield _budget(called, "model")
+    if many:
+        target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": called}
+        busy = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}
+        yield {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _meta(called, "model"),
+               "spec": {"scaleTargetRef": target, "minReplicas": few, "maxReplicas": many, "metrics": [busy]}}  # fmt: skip

@@ -1,0 +1,194 @@
+"""What is exported for Compose and Kubernetes: held to their own schemas; and a container of it dials in at a server of it."""
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import clipper
+from clipper.cli import main
+from clipper.config import load
+from clipper.errors import InvalidInput
+from tests.images.engines import BASE, PATIENCE_S, QUICK, Engine
+
+yaml = pytest.importorskip("yaml", reason="installed with the clients of `make test`")
+check_jsonschema = pytest.importorskip("check_jsonschema", reason="installed with the clients of `make test`")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="installed with the clients of `make test`")
+VERSIONS = ("1.28", "1.33")
+
+DECLARED = """\
+[models.sums]
+target = "ours_for_export:total"
+input = "f64[3]"
+replicas = 2
+memory_mib = 512
+cpus = 2
+[models."big.model"]
+target = "ours_for_export:total"
+input = "f64[3]"
+replicas_max = 4
+gpus = "2"
+[apps.total]
+models = ["sums", "big.model"]
+slo_ms = 2000
+default = -1
+roles = ["big.model = shadow"]
+"""
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Path:
+    (tmp_path / "ours_for_export.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
+    (tmp_path / "clipper.toml").write_text(DECLARED)
+    return tmp_path / "clipper.toml"
+
+
+@pytest.fixture(autouse=True)
+def path_as_it_was() -> Any:
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+
+
+def export(*words: object) -> Result:
+    return CliRunner().invoke(main, ["export", *map(str, words)], prog_name="clipper")
+
+
+def compose_schema() -> dict[str, Any]:
+    vendored = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    schema: dict[str, Any] = json.loads(vendored.read_text())
+    return schema
+
+
+@pytest.mark.parametrize("more", [[], ["--redis"]], ids=["volume", "redis"])
+def test_compose_is_what_compose_takes(declared: Path, tmp_path: Path, more: list[str]) -> None:
+    import jsonschema
+
+    out = tmp_path / "out"
+    result = export("compose", out, "--from", declared, *more)
+    assert result.exit_code == 0, result.output
+    found = yaml.safe_load((out / "docker-compose.yml").read_text())
+    jsonschema.validate(found, compose_schema())
+    services = found["services"]
+    assert [*services] == ["server", "model-sums", "model-big-model", *(["redis"] if more else [])]
+    assert services["server"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert found["networks"]["models"] == {"internal": True}
+    sums, big = services["model-sums"], services["model-big-model"]
+    assert sums["deploy"] == {"replicas": 2, "resources": {"limits": {"memory": "512M", "cpus": "2"}}}
+    assert big["deploy"]["resources"]["reservations"]["devices"] == [{"driver": "nvidia", "capabilities": ["gpu"], "count": 2}]
+    for service in (sums, big):
+        assert (out / service["build"] / "Dockerfile").exists()
+        assert "ports" not in service
+        assert service["networks"] == ["models"]
+
+
+@pytest.mark.parametrize("more", [[], ["--redis"]], ids=["volume", "redis"])
+def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list[str]) -> None:
+    out = tmp_path / "out"
+    result = export("k8s", out, "--from", declared, *more)
+    assert result.exit_code == 0, result.output
+    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
+    assert base["secretGenerator"] == [{"name": "clipper-token", "files": ["secrets/clipper_token"]}]
+    objects = [one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    for version in VERSIONS:
+        for one in objects:
+            kubernetes_validate.validate(one, version, strict=True)
+    kinds = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(kinds) == len(objects)
+    server = kinds["Deployment", "clipper-server"]["spec"]
+    assert (server["replicas"], server["strategy"]) == (1, {"type": "Recreate"})
+    container = server["template"]["spec"]["containers"][0]
+    assert {"startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources"} <= {*container}
+    assert kinds["Service", "clipper-models"]["spec"]["publishNotReadyAddresses"]  # else neither is ever ready
+    assert ("HorizontalPodAutoscaler", "clipper-model-big-model") in kinds
+    assert "replicas" not in kinds["Deployment", "clipper-model-big-model"]["spec"]  # the autoscaler's
+    assert ("PodDisruptionBudget", "clipper-model-sums") in kinds
+    for (kind, _), one in kinds.items():
+        if kind == "Deployment":
+            labels = one["spec"]["template"]["metadata"]["labels"]
+            assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
+            assert one["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
+
+
+def test_kustomize_takes_the_base(declared: Path, tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    out = tmp_path / "out"
+    assert export("k8s", out, "--from", declared).exit_code == 0
+    rendered = subprocess.run(["kubectl", "kustomize", str(out)], capture_output=True, text=True, check=True).stdout
+    names = [one["metadata"]["name"] for one in yaml.safe_load_all(rendered)]
+    assert any(name.startswith("clipper-settings-") for name in names)
+
+
+def test_the_token_is_made_once_and_in_no_other_file(declared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export("compose", out, "--from", declared)
+    token = (out / "secrets" / "clipper_token").read_text()
+    assert len(token) >= 32
+    assert stat.S_IMODE((out / "secrets").stat().st_mode) == 0o700
+    export("compose", out, "--from", declared)
+    assert (out / "secrets" / "clipper_token").read_text() == token
+    others = [path for path in out.rglob("*") if path.is_file() and path.name != "clipper_token"]
+    assert not [path for path in others if token.encode() in path.read_bytes()]
+    assert (out / ".gitignore").read_text() == "secrets/\n"
+
+
+def test_what_runs_is_exported_as_what_is_declared(declared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with clipper.start(http={"admin": "127.0.0.1:0"}, **QUICK) as server:
+        for _ in range(2):
+            server.deploy("svm", lambda rows: np.asarray(rows).sum(axis=1), input="f64[2]")
+        server.app("asks", ["svm"], slo_ms=50, default="none", roles={})
+        out, url = tmp_path / "out", ["--url", f"http://{server.admin_address}"]
+        result = export("compose", out, *url)
+        assert result.exit_code == 0, result.output
+        server.app("asks", ["svm:1"])
+        refused = export("compose", tmp_path / "no", *url)
+    assert refused.exit_code == 2
+    assert "application 'asks' links 'svm:1', which is not exported." in refused.output
+    found = tomllib.loads((out / "clipper.toml").read_text())
+    assert found["models"]["svm"] == {"version": 2, "replicas": 1, "input": "f64[2]", "cache": True, "retry_singly": False}
+    assert found["apps"]["asks"]["models"] == ["svm"]
+    assert (out / "models" / "svm" / "model").is_dir()
+
+
+def test_bytes_that_no_file_can_say_are_refused() -> None:
+    from clipper.deploy.manifests import Shipment, server_toml
+    from clipper.types import ANY, Application
+
+    with pytest.raises(InvalidInput, match=r"\[apps.odd\] holds bytes"):
+        server_toml(Shipment({}, (Application("odd", (), 20.0, b"\xff", ANY),)), "redis")
+
+
+def test_exported_containers_dial_in_at_an_exported_server(engine: Engine, declared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert export("compose", out, "--from", declared, "--base", BASE).exit_code == 0
+    services = yaml.safe_load((out / "docker-compose.yml").read_text())["services"]
+    text = (out / "clipper.toml").read_text()
+    token = out / "secrets" / "clipper_token"
+    text = text.replace('"/state"', f'"{tmp_path}/state"').replace("/run/secrets/clipper_token", str(token))
+    (out / "here.toml").write_text(text.replace("0.0.0.0:7000", "127.0.0.1:0").replace("0.0.0.0:8000", "127.0.0.1:0"))
+    service = services["model-sums"]
+    network = ["--network=none"] if engine.kind == "podman" else ["--network", engine.settings["build_network"]]
+    engine.run("build", *network, "-t", service["image"], str(out / service["build"]))
+    settings = load(out / "here.toml", http={"admin": ""})
+    with clipper.ClipperServer(settings).start() as server:
+        words = [word.replace("tcp:server:7000", server.address) for word in service["command"]]
+        mounted = ["--volume", f"{token}:/run/secrets/clipper_token:ro", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL"]
+        made = [engine.run("run", "-d", "--network=host", *mounted, service["image"], *words).strip() for _ in range(2)]
+        try:
+            model = clipper.VersionedModel("sums", 1)
+            assert server._deployment.containers.wait_for(model, 2, PATIENCE_S)
+            answer = server.app("total").predict(np.ones(3)).result(10)
+            assert (answer.output, answer.is_default) == (3.0, False)
+            rows = server.stats()["models"]["sums:1"]["replicas"]
+            assert [(row["number"], row["pid"], row["state"]) for row in rows] == [(0, 1, "ready")] * 2
+        finally:
+            engine.run("rm", "-f", *made)
