@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -138,14 +139,30 @@ class ReplicaStatus:
     detail: str = ""
 
 
+class LogLines(deque[str]):
+    """The last lines that a replica wrote, and how many it `ever` did."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(maxlen=most)
+        self.ever = 0
+
+    def append(self, line: str) -> None:
+        self.ever += 1
+        super().append(line)
+
+    def extend(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.append(line)
+
+
 class LogTail(list[str]):
     """The last lines that a replica wrote, oldest first. total: how many it ever wrote, over restarts."""
 
     total: int
 
-    def __init__(self, lines: Iterable[str], total: int) -> None:
+    def __init__(self, lines: LogLines) -> None:
         super().__init__(lines)
-        self.total = total
+        self.total = lines.ever
 
 
 OnEvent = Callable[[ReplicaEvent], None]

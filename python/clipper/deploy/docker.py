@@ -10,12 +10,20 @@ import logging
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from clipper.deploy.daemon import Daemon
-from clipper.deploy.deployer import ContainerSpec, EventKind, OnEvent, ReplicaEvent, ReplicaState, ReplicaStatus
+from clipper.deploy.deployer import (
+    ContainerSpec,
+    EventKind,
+    LogLines,
+    LogTail,
+    OnEvent,
+    ReplicaEvent,
+    ReplicaState,
+    ReplicaStatus,
+)
 from clipper.deploy.process import LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LOG_TAIL_LINES, Key, describe_exit
 from clipper.deploy.restarts import RestartPolicy, Restarts
 from clipper.errors import ClipperError, DeployFailed
@@ -38,7 +46,7 @@ class _Replica:
     stopping: threading.Event = field(default_factory=threading.Event)
     guard: threading.Lock = field(default_factory=threading.Lock)  # between a start and the signal to stop
     restarts: Restarts = field(default_factory=Restarts)
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
+    lines: LogLines = field(default_factory=lambda: LogLines(LOG_LINES_MAX))
     thread: threading.Thread | None = None
 
     @property
@@ -123,7 +131,7 @@ class DockerDeployer:
         """The last lines of a replica, of the making of its image at first, oldest first. Raises: KeyError for one that was never
         started."""
         with self._changed:
-            return [*self._replicas[name, version, replica].lines]
+            return LogTail(self._replicas[name, version, replica].lines)
 
     def close(self, grace_s: float | None = None) -> None:
         """Stop everything, all at once."""

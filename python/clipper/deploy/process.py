@@ -24,6 +24,7 @@ from functools import partial
 from clipper.deploy.deployer import (
     ContainerSpec,
     EventKind,
+    LogLines,
     LogTail,
     OnEvent,
     ReplicaEvent,
@@ -58,8 +59,7 @@ class _Replica:
     starts: int = 0
     detail: str = ""
     restarts: Restarts = field(default_factory=Restarts)
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
-    lines_ever: int = 0
+    lines: LogLines = field(default_factory=lambda: LogLines(LOG_LINES_MAX))
     partial_line: bytes = b""
 
     @property
@@ -73,10 +73,6 @@ class _Replica:
     @property
     def settled(self) -> bool:
         return self.state in (ReplicaState.STOPPED, ReplicaState.FAILED)
-
-    def wrote(self, lines: Sequence[str]) -> None:
-        self.lines.extend(lines)
-        self.lines_ever += len(lines)
 
     def tail(self) -> tuple[str, ...]:
         return tuple(self.lines)[-LOG_TAIL_LINES:]
@@ -210,8 +206,7 @@ class ProcessDeployer:
         Raises: KeyError for a replica that was never started.
         """
         with self._changed:
-            found = self._replicas[name, version, replica]
-            return LogTail(found.lines, found.lines_ever)
+            return LogTail(self._replicas[name, version, replica].lines)
 
     def close(self, grace_s: float | None = None) -> None:
         """Stop everything, all at once, and end the supervising thread."""
@@ -299,7 +294,7 @@ class ProcessDeployer:
             replica.process, replica.pid_fd, replica.log_fd = _start_process(replica.spec, replica.number)
         except (OSError, ValueError) as error:
             with self._changed:
-                replica.wrote([f"cannot start {replica.spec.python}: {error}"])
+                replica.lines.extend([f"cannot start {replica.spec.python}: {error}"])
             self._ended(replica, 0, f"not started: {error}")
             return
         self._watch(replica.pid_fd, partial(self._reap, replica))
@@ -331,7 +326,7 @@ class ProcessDeployer:
             rest = rest[LOG_LINE_BYTES_MAX:]
         replica.partial_line = rest
         with self._changed:
-            replica.wrote([line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines])
+            replica.lines.extend([line[:LOG_LINE_BYTES_MAX].decode("utf-8", "replace") for line in lines])
         return True
 
     def _reap(self, replica: _Replica) -> None:
@@ -344,7 +339,7 @@ class ProcessDeployer:
                 break
         if replica.partial_line:
             with self._changed:
-                replica.wrote([replica.partial_line.decode("utf-8", "replace")])
+                replica.lines.extend([replica.partial_line.decode("utf-8", "replace")])
             replica.partial_line = b""
         self._unwatch(replica.pid_fd)
         self._unwatch(replica.log_fd)

@@ -72,8 +72,8 @@ def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: 
 
 
 def _rss(replica: Mapping[str, Any]) -> int:
-    """Of a process that was started here; elsewhere its number means another."""
-    if "restart_count" not in replica or not replica.get("pid"):
+    """Of a process that was started here; elsewhere, and in a container with numbers of its own (1), it means another."""
+    if "restart_count" not in replica or replica.get("pid", 0) <= 1:
         return 0
     try:
         return int(Path(f"/proc/{replica['pid']}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
