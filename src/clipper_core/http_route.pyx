@@ -15,7 +15,7 @@ from clipper_core.http_infer cimport infer_read, infer_write
 from clipper_core.json_rows cimport Text, json_count, json_read_row
 from clipper_core.json_value cimport json_f64, json_value, value_belief
 from clipper_core.lane cimport taker_enters, taker_leaves
-from clipper_core.machine cimport aligned_new, monotonic_us, relaxed
+from clipper_core.machine cimport acquire, aligned_new, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_drop
 from clipper_core.row_hash cimport Key
 from clipper_core.status cimport CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for
@@ -353,7 +353,7 @@ cdef class HotRoute:
     @property
     def users(self):
         """Queries that are open."""
-        return self.state.users.load(relaxed)
+        return self.state.users.load(acquire)
 
 
 cdef class HotTable:
@@ -397,7 +397,7 @@ cdef class HotTable:
     def users(self):
         """Workers that look at it, and queries of its routes that are open."""
         cdef HotRoute route
-        cdef u64 n = self.state.users.load(relaxed)
+        cdef u64 n = self.state.users.load(acquire)
         for route in self.routes.values():
-            n += route.state.users.load(relaxed)
+            n += route.state.users.load(acquire)
         return n
