@@ -72,11 +72,12 @@ async def _trivial(kind: type[Trivial]) -> None:
     server.close()
 
 
-def _ours() -> None:
+def _ours(workers: int) -> None:
+    """workers: of the door; 0: Python answers all."""
     from sklearn.svm import LinearSVC  # type: ignore[import-untyped,unused-ignore]
 
     scans = digits.load()
-    with clipper.start(http="127.0.0.1:0") as server:
+    with clipper.start(http={"address": "127.0.0.1:0", "workers": workers}) as server:
         for size in (1, 784):
             server.deploy(f"noop{size}", first, input=f"f64[{size}]")
             server.app(f"noop{size}", models=[f"noop{size}"], slo_ms=1000)
@@ -125,7 +126,7 @@ def running(*kinds: str, module: str = "bench.system.http_servers") -> Iterator[
 
 if __name__ == "__main__":
     which = sys.argv[1]
-    if which == "ours":
-        _ours()
+    if which in ("ours", "python"):
+        _ours(1 if which == "ours" else 0)
     else:
         uvloop.run(_trivial(Parsing if which == "parsing" else Trivial))

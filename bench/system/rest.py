@@ -1,8 +1,8 @@
 """HTTP: requests a second, CPU a request and latency of our server, beside the least that uvloop and httptools can do.
 
-Three processes, asked in turns by one load generator on the same machine: ours, one that reads a request and always writes the
-same answer (the ceiling), and one that also reads the numbers of its JSON (msgspec, numpy). CPU is that of the server's process:
-parsing, cache, queue, answer; the model's process is another.
+Four processes, asked in turns by one load generator on the same machine: ours, ours without the door (Python answers all), one
+that reads a request and always writes the same answer (the ceiling), and one that also reads the numbers of its JSON (msgspec,
+numpy). CPU is that of the server's process: parsing, cache, queue, answer; the model's process is another.
 """
 
 import itertools
@@ -45,6 +45,16 @@ def case(name: str, size: int) -> Case:
     return Case(f"/api/{name}/predict", '{"input": [0.', "".join(f", {x}" for x in rest) + "]}")
 
 
+def binary(name: str, size: int) -> Next:
+    """An infer request of one row, always the same, as bytes behind its JSON."""
+    data = np.random.default_rng(size).random(size).tobytes()
+    tensor = f'{{"name":"input","shape":[1,{size}],"datatype":"FP64","parameters":{{"binary_data_size":{len(data)}}}}}'
+    text = f'{{"inputs":[{tensor}],"parameters":{{"binary_data_output":true}}}}'.encode()
+    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: bench\r\nInference-Header-Content-Length: {len(text)}\r\n"
+    always = f"{head}Content-Length: {len(text) + len(data)}\r\n\r\n".encode() + text + data
+    return lambda: always
+
+
 ONE, MANY, LINEAR = case("noop1", 1), case("noop784", 784), case("linear", 64)
 
 
@@ -77,14 +87,17 @@ def checked(found: Found) -> Found:
 
 def main(quick: bool) -> list[Row]:
     seconds, turns = (0.2, 1) if quick else (1.5, 5)
-    with http_servers.running("ours", "trivial", "parsing") as (ours, trivial, parsing):
+    with http_servers.running("ours", "python", "trivial", "parsing") as (ours, python, trivial, parsing):
         busy = take_turns(
             {
                 "hit": (ours, ONE.requests(False)),
+                "hit python": (python, ONE.requests(False)),
+                "hit binary": (ours, binary("noop784", 784)),
                 "ceiling": (trivial, ONE.requests(False)),
                 "hit 784": (ours, MANY.requests(False)),
                 "parsing 784": (parsing, MANY.requests(False)),
                 "miss": (ours, ONE.requests(True)),
+                "miss python": (python, ONE.requests(True)),
                 "miss 784": (ours, MANY.requests(True)),
                 "linear": (ours, LINEAR.requests(True)),
             },
@@ -103,13 +116,18 @@ def busy_rows(busy: dict[str, Turns]) -> list[Row]:
     rows = []
     anchors = {
         "hit": ("ceiling", "trivial server", Goal("at_least", 0.6)),
+        "hit python": ("hit", "the door", None),
+        "hit binary": ("ceiling", "trivial server", None),
         "hit 784": ("parsing 784", "trivial server with msgspec", Goal("at_least", 2.0)),
         "miss": ("ceiling", "trivial server", None),
+        "miss python": ("miss", "the door", None),
         "miss 784": ("parsing 784", "trivial server with msgspec", None),
         "linear": ("ceiling", "trivial server", None),
     }
     names = {
         "hit": "cache hit f64[1]", "hit 784": "cache hit f64[784]", "miss": "no-op model f64[1]",
+        "hit python": "cache hit f64[1], by Python", "hit binary": "cache hit f64[784], binary infer",
+        "miss python": "no-op model f64[1], by Python",
         "miss 784": "no-op model f64[784]", "linear": "linear digits model",
     }  # fmt: skip
     for key, (anchor, what, goal) in anchors.items():
