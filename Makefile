@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test check stress asan tsan bench count dashboard screenshots docs clean distclean micro FORCE
+.PHONY: help works-with venv build demo test check stress asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -57,6 +57,9 @@ tsan: .venv/.installed  ## the stress tests under the sanitizer of threads
 
 bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
 	@$(PY) -m bench $(NAME) $(ARGS)
+
+peers: .venv/.installed  ## servers that others wrote, for `python -m bench peers`: 2 GB, some minutes (NAME="mosec ray")
+	@$(PY) -m bench.peers $(if $(filter command,$(origin NAME)),$(NAME))
 
 micro: .venv/.peers  ## the price of each structure of the core, in ns
 	@$(PY) -m pytest bench/micro --benchmark-columns=min,median,iqr --benchmark-sort=name $(ARGS)
