@@ -102,7 +102,7 @@ class Process:
         assert self._process.stdin
         assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
-        self.address = self._out.readline().strip()
+        self.address, self.pid = self._out.readline().strip(), self._process.pid
 
     def cpu_s(self) -> float:
         self._in.write("\n")
