@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.clients import described, installed
+from tests.clients import described, installed, operators
 from tests.clients.addresses import PATIENCE_S, ROWS, SUMS, Addresses, Done, serving, told
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -218,6 +218,7 @@ CLIENTS: dict[str, Callable[[Addresses], Done]] = {
     "openapi-spec-validator": described.openapi_spec_validator,
     "schemathesis": described.schemathesis,
     "openapi-python-client": described.openapi_python_client,
+    **operators.OPERATORS,
 }
 _NEEDS = {
     "tritonclient.http": ("tritonclient", "geventhttpclient"),
@@ -233,6 +234,8 @@ _NEEDS = {
 
 def lacking(client: str) -> str:
     """What is not installed that a client needs; empty when it can run."""
+    if client in operators.OPERATORS:
+        return operators.lacking(client)
     if client == "curl":
         return "" if shutil.which("curl") else "curl"
     needed = ("grpc", *_NEEDS[client])  # the server's own frontend too
@@ -242,6 +245,8 @@ def lacking(client: str) -> str:
 def version_of(client: str) -> str:
     if client in installed.INSTALLED:
         return installed.version_of(client)
+    if client in operators.OPERATORS:
+        return operators.version_of(client)
     if client == "curl":
         return subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
     return importlib.metadata.version(client.partition(".")[0])
