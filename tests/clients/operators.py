@@ -79,7 +79,7 @@ def redis_cli(_: Addresses) -> Done:
                 server.app("total", models=["sum"], slo_ms=10_000)
                 with server.stream("total", f"unix://{place}", source="records", answers="answers"):
                     cli("XADD", "records", "*", "id", "r-17", "input", "[1, 2, 3]")
-                    answer = until(lambda: cli("XREAD", "STREAMS", "answers", "0").splitlines())
+                    answer = until(lambda: cli("XREAD", "STREAMS", "answers", "0").split())
                     assert answer[answer.index("id") + 1] == "r-17"
                     assert float(answer[answer.index("output") + 1]) == 6.0
                     yield "XADD a record, XREAD its answer"
