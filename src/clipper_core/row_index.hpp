@@ -9,12 +9,11 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <sched.h>
 #include <sys/mman.h>
 
 #include "machine.hpp"
+#include "row_lock.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 #define CLIPPER_RACES __attribute__((no_sanitize("thread"), noinline))
@@ -26,30 +25,26 @@ namespace clipper {
 
 constexpr int kSlots = 5;
 constexpr std::uint32_t kNoRow = 0xffffffffu;
-constexpr std::uint32_t kLocked = 0x80000000u, kOverflowed = 0x40000000u, kCount = 7u;
 
 struct alignas(64) Bucket {
     std::int64_t ids[kSlots];
     std::uint32_t rows[kSlots];
-    std::atomic<std::uint32_t> word;  // the lock, whether an id of this bucket had to go on to the next, and how many are here
+    RowLock<> lock;
 };
 static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 inline void bucket_lock(Bucket* b) {
-    for (unsigned spins = 0; b->word.fetch_or(kLocked, std::memory_order_acquire) & kLocked; ++spins) {
+    for (unsigned spins = 0; !b->lock.take(); ++spins) {
         if (spins < 64) pause();
         else sched_yield();  // its holder may have been put off the core
     }
 }
 
-inline void bucket_unlock(Bucket* b) {
-    b->word.store(b->word.load(std::memory_order_relaxed) & ~kLocked, std::memory_order_release);
-}
-
 // Under the lock.
-inline std::uint32_t bucket_count(const Bucket* b) { return b->word.load(std::memory_order_relaxed) & kCount; }
-inline bool bucket_overflowed(const Bucket* b) { return b->word.load(std::memory_order_relaxed) & kOverflowed; }
-inline void bucket_overflow(Bucket* b) { b->word.store(b->word.load(std::memory_order_relaxed) | kOverflowed, std::memory_order_relaxed); }
+inline void bucket_unlock(Bucket* b) { b->lock.give(); }
+inline std::uint32_t bucket_count(const Bucket* b) { return b->lock.count(); }
+inline bool bucket_overflowed(const Bucket* b) { return b->lock.overflowed(); }
+inline void bucket_overflow(Bucket* b) { b->lock.overflow(); }
 
 CLIPPER_RACES int slot_of(const Bucket* b, std::int64_t id, std::uint32_t count) {
     unsigned found = 0;
@@ -62,17 +57,17 @@ CLIPPER_RACES int slot_of(const Bucket* b, std::int64_t id, std::uint32_t count)
 inline int bucket_find(const Bucket* b, std::int64_t id) { return slot_of(b, id, bucket_count(b)); }
 
 inline void bucket_add(Bucket* b, std::int64_t id, std::uint32_t row) {
-    const std::uint32_t word = b->word.load(std::memory_order_relaxed), n = word & kCount;
+    const std::uint32_t n = b->lock.count();
     b->ids[n] = id;
     b->rows[n] = row;
-    b->word.store(word + 1, std::memory_order_relaxed);
+    b->lock.more(1);
 }
 
 inline void bucket_remove(Bucket* b, int slot) {
-    const std::uint32_t word = b->word.load(std::memory_order_relaxed), last = (word & kCount) - 1;
+    const std::uint32_t last = b->lock.count() - 1;
     b->ids[slot] = b->ids[last];
     b->rows[slot] = b->rows[last];
-    b->word.store(word - 1, std::memory_order_relaxed);
+    b->lock.more(~0u);  // one less; there was one, so the other bits stay
 }
 
 inline std::uint64_t high_product(std::uint64_t a, std::uint64_t b) {
@@ -88,7 +83,7 @@ inline void fetch_bucket(const Bucket* b) { __builtin_prefetch(b, 1); }
 // The row that an id seems to have.
 CLIPPER_RACES void fetch_row(
     const Bucket* b, std::int64_t id, std::uint8_t* const* chunks, std::uint32_t shift, std::uint64_t row_bytes, std::size_t bytes) {
-    const int slot = slot_of(b, id, b->word.load(std::memory_order_relaxed) & kCount);
+    const int slot = slot_of(b, id, b->lock.count());
     if (slot < 0) return;
     const std::uint32_t row = b->rows[slot];
     const char* at = reinterpret_cast<const char*>(chunks[row >> shift]) + (row & ((std::uint64_t(1) << shift) - 1)) * row_bytes;

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 CORE = ROOT / "src" / "clipper_core"
 HERE = Path(__file__).resolve().parent
-HEADERS = ("ring", "clock_cache", "future", "lane", "lead")
+HEADERS = ("ring", "clock_cache", "future", "lane", "lead", "row_lock")
 ORDER = re.compile(r"std::memory_order_(relaxed|acquire|release|acq_rel|seq_cst)\b")
 CALLS = (
     (re.compile(r"(?<![\w:])(?:pause|sched_yield)\(\)"), "::schedules::spin()"),

@@ -167,5 +167,24 @@ SCENARIO(SpscOrder, "ring", spsc_one_cell, "two words through one cell", 2, true
 SCENARIO(SpscOrder, "ring", spsc_full_is_an_answer, "three words into a ring of two, not waiting", 3, false, 2);
 SCENARIO(SpscOrder, "ring", spsc_long, "five words round a ring of two", 5, true, 2);
 
+// A producer that asks how much room there is, and then pushes that much without looking again.
+struct SpscRoom : SpscOrder {
+    SpscRoom(int n, uint64_t s) : SpscOrder(n, true, s) {}
+    void run(int t) override {
+        if (t != 1) return consume();
+        uint64_t room = 0;
+        for (int i = 1; i <= words; ++i) {
+            while (!room) {
+                room = ring.ids.room();
+                if (!room) spin();
+            }
+            EXPECT(ring.ids.push(uint64_t(i)), "there was room");
+            --room, ++pushed;
+        }
+    }
+};
+SCENARIO(SpscRoom, "ring", spsc_room, "four words round a ring of two, by its room", 4, 2);
+SCENARIO(SpscRoom, "ring", spsc_room_of_one, "two words through one cell, by its room", 2, 1);
+
 }  // namespace
 }  // namespace schedules

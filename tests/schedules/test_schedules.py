@@ -31,6 +31,7 @@ STRUCTURES = {
     "submit and the loop's sleep": "submit_",
     "submitters at work and the engine's end": "takers_",
     "who leads the loop": "lead_",
+    "the lock of rows": "rows_",
     "the explorer itself": "litmus_",
 }
 

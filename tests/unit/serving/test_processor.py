@@ -28,6 +28,12 @@ class Ended:
     latency_us: int = 1234
     id: int = 255
 
+    def __len__(self):
+        return len(self.tasks)
+
+    def latencies_us(self):
+        return np.full(len(self.tasks), self.latency_us)
+
     def status(self, i=0):
         return self.tasks[i][0]
 

@@ -144,7 +144,13 @@ class Ended:
     """What Lineup.count reads of a future: how long it took, and how tasks ended."""
 
     def __init__(self, latency_us, *statuses):
-        self.latency_us, self.statuses = latency_us, statuses
+        self.latency_us, self.statuses, self.id = latency_us, statuses, 1
+
+    def __len__(self):
+        return len(self.statuses)
+
+    def latencies_us(self):
+        return np.full(len(self.statuses), self.latency_us)
 
     def status(self, i=0):
         return self.statuses[i]
