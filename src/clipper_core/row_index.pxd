@@ -6,6 +6,7 @@
 # Threads: any, but whoever calls index_grow does so alone: it moves a part.
 # Whoever holds an id's bucket may read and write its row; nobody holds two but in rising order, and only while looking.
 from clipper_core.machine cimport atomic, i64, u8, u32, u64
+from clipper_core.row_lock cimport RowLock
 
 cdef extern from "row_index.hpp" namespace "clipper" nogil:
     u32 NO_ROW "clipper::kNoRow"
@@ -13,6 +14,7 @@ cdef extern from "row_index.hpp" namespace "clipper" nogil:
     cdef cppclass Bucket:
         i64[5] ids
         u32[5] rows
+        RowLock lock
 
     u32 bucket_count(const Bucket* bucket) noexcept
     void bucket_lock(Bucket* bucket) noexcept
