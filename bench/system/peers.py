@@ -115,7 +115,7 @@ def goodput(server: Asked, model: str, most: float, seconds: float, probes: int)
 def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
     names = [name for name, peer in PEERS.items() if peer.installed and (rows is None or name in rows)]
     missing = [absent(name, "", f"not installed: python -m bench.peers {name}") for name in PEERS if name not in names]
-    seconds, turns, probes = (0.3, 1, 2) if quick else (2.0, 3, 6)
+    seconds, turns, probes = (0.3, 1, 2) if quick else (1.0, 3, 5)
     scans = digits.load()
     linear = LinearSVC(max_iter=50).fit(scans.train_x / 16, scans.train_y)
     found: dict[str, dict[str, Figures]] = {}
