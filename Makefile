@@ -58,7 +58,7 @@ tsan: .venv/.installed  ## the stress tests under the sanitizer of threads
 bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
 	@$(PY) -m bench $(NAME) $(ARGS)
 
-peers: .venv/.installed  ## servers that others wrote, for `python -m bench peers`: 2 GB, some minutes (NAME="mosec ray")
+peers: .venv/.installed  ## servers that others wrote, for `python -m bench rest_peers`: 2 GB, some minutes (NAME="mosec ray")
 	@$(PY) -m bench.peers $(if $(filter command,$(origin NAME)),$(NAME))
 
 micro: .venv/.peers  ## the price of each structure of the core, in ns

@@ -58,7 +58,10 @@ class _Client(asyncio.Protocol):
         at = self._rest.find(b"ontent-length: ", 0, end)
         if at < 0:
             at = self._rest.find(b"ontent-Length: ", 0, end)
-        if len(self._rest) < end + 4 + int(self._rest[at + 15 : self._rest.find(b"\r", at)]):
+        if at < 0:  # in chunks, as one peer answers
+            if not self._rest.endswith(b"\r\n0\r\n\r\n"):
+                return
+        elif len(self._rest) < end + 4 + int(self._rest[at + 15 : self._rest.find(b"\r", at)]):
             return
         self._found.latency_us.append((time.perf_counter() - self._since) * 1e6)
         self._found.bad += not self._rest.startswith(b"HTTP/1.1 200")
