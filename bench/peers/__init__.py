@@ -1,6 +1,6 @@
 """Servers that others wrote, each with our benchmark's models behind its own HTTP route, in an environment of its own.
 
-`make peers` installs them all (2 GB), `python -m bench.peers NAME...` some; `python -m bench rest_peers` asks those that are there.
+`make peers` installs them all (2 GB), `python -m bench.peers NAME...` some; `python -m bench rest_peers` asks those there are.
 Each is set up as its own documentation has it for throughput: one process of the model, batches of at most 256 that wait at most
 2 ms where it batches at all, no access log, one thread of arithmetic.
 """
