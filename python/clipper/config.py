@@ -20,6 +20,7 @@ from clipper.settings.docker import DockerSettings
 from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
 from clipper.settings.influx import InfluxSettings
+from clipper.settings.mesh import MeshSettings
 from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
@@ -38,6 +39,7 @@ class Config(msgspec.Struct, frozen=True):
     tracing: TracingSettings = TracingSettings()
     docker: DockerSettings = DockerSettings()
     influx: InfluxSettings = InfluxSettings()
+    mesh: MeshSettings = MeshSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -66,6 +68,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tracing": TracingSettings,
     "docker": DockerSettings,
     "influx": InfluxSettings,
+    "mesh": MeshSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,

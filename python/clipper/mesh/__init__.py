@@ -1,0 +1,1 @@
+"""Many models on many nodes, loaded when they are asked for: docs/mesh.md."""
