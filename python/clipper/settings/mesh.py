@@ -15,11 +15,13 @@ class MeshSettings(msgspec.Struct, frozen=True):
     peers: Annotated[
         str, about("where other nodes talk to this one, `unix:/path` or `tcp:host:port`; empty: a socket in its folder")
     ] = ""
-    advertise: Annotated[str, about("host name or address by which others reach its TCP listeners; empty: what they are bound to")] = ""
-    labels: Annotated[tuple[str, ...], about("what this node is, for models that require or prefer it: `gpu`, `zone=a`")] = ()
+    advertise: Annotated[str, about("host by which others reach its TCP listeners; empty: what they are bound to")] = ""
+    labels: Annotated[tuple[str, ...], about("what this node is, for models that require or prefer it: `gpu`")] = ()
     zone: Annotated[str, about("copies of a model are spread over zones")] = ""
     capacity_mib: Annotated[int, about("memory for loaded models; 0: half of the machine's", "MiB", ge=0, le=1 << 30)] = 0
-    hosts: Annotated[int, about("processes that hold this node's models; those of a type share one", "processes", ge=1, le=64)] = 1
+    hosts: Annotated[
+        int, about("processes that hold this node's models; those of a type share one", "processes", ge=1, le=64)
+    ] = 1
     models_max: Annotated[int, about("registered models", "models", ge=1, le=1 << 24)] = 1 << 20
     loaded_max: Annotated[int, about("models loaded in this node at once", "models", ge=1, le=60_000)] = 10_000
     loading_max: Annotated[int, about("models loading in this node at once; 0: what its runtime says", ge=0, le=256)] = 0
@@ -28,7 +30,7 @@ class MeshSettings(msgspec.Struct, frozen=True):
     tries: Annotated[int, about("instances that try to load a model before it has failed", "instances", ge=1, le=16)] = 3
     failure_s: Annotated[float, about("time after which a failed load is forgotten", "s", ge=0.1, le=86_400)] = 600.0
     lease_s: Annotated[float, about("a node that says nothing for so long is dead", "s", ge=0.5, le=600)] = 3.0
-    slo_ms: Annotated[float, about("of a query that states none", "ms", ge=1, le=86_400_000)] = 1000.0
+    deadline_ms: Annotated[float, about("of a query that states none", "ms", ge=1, le=86_400_000)] = 1000.0
     rate_per_copy: Annotated[int, about("queries a minute of one copy, beyond which another is loaded", ge=10, le=1 << 30)] = 2000
     rate_s: Annotated[float, about("between two looks at rates", "s", ge=0.05, le=3600)] = 10.0
     janitor_s: Annotated[float, about("between two comparisons of this node with the registry", "s", ge=0.05, le=86_400)] = 360.0
