@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,9 +19,11 @@ from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc_applications import ApplicationService
 from clipper.frontend.grpc_calls import Calls
 from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
+from clipper.frontend.grpc_other import OtherMethods
 from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
 from clipper.frontend.grpc_v2 import InferenceService
 from clipper.frontend.node import Node
+from clipper.mesh.data_plane import DataPlane
 from clipper.metrics import GrpcCounts
 from clipper.serving.address import held_by
 from clipper.serving.ear import Ear
@@ -40,6 +43,8 @@ class Grpc:
         exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
         self._node, self._make_ear, self._access, self._counts, self._exporter = node, make_ear, access, counts, exporter
+        path = node.config.mesh.data_plane
+        self._table = DataPlane(path, time.monotonic) if path else None
         self.address = ""
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
@@ -79,9 +84,14 @@ class Grpc:
         settings = self._node.config.grpc
         self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX)
         self._calls = calls = Calls(self._node, ear, self._workers, self._counts, self._access.keys, self._exporter)
+        others = None if self._table is None else OtherMethods(calls, self._table)
+        if others is not None:
+            calls.before_reading = others.named
         mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION)
         for service in (InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))
+        if others is not None:
+            self._server.add_generic_rpc_handlers((others,))
         self.address = self._bound(settings.address)
         await self._server.start()
 

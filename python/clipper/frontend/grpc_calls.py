@@ -104,6 +104,7 @@ class Calls:
         self.node, self._counts, self._keys, self._exporter = node, counts, keys, exporter
         self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
+        self.before_reading: Callable[[str, str, bytes], bytes] | None = None  # service, method, payload -> payload
         self._ear, self._workers = ear, workers
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
 
@@ -156,11 +157,18 @@ class Calls:
             counts = self._counts.method(service, method.name, method.server_streaming)
             begin = functools.partial(self._begin, keys)
             read = _reader(message(method.input_type.full_name), method.client_streaming)
+            if self.before_reading is not None and not method.client_streaming:
+                read = _after(functools.partial(self.before_reading, service, method.name), read)
             found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
                 (self._streaming if method.server_streaming else self._calling)(each[method.name], read, begin, counts),
                 response_serializer=message(method.output_type.full_name).SerializeToString,
             )
         return [grpc.method_handlers_generic_handler(one, found) for one in (service, *names)]
+
+    def unary(self, service: str, method: str, handle: Callable[[bytes, Call], Awaitable[bytes]]) -> Any:
+        """What grpcio calls for a method whose messages are bytes to us."""
+        begin, counts = functools.partial(self._begin, self._keys), self._counts.method(service, method, False)
+        return grpc.unary_unary_rpc_method_handler(self._calling(handle, bytes, begin, counts))
 
     def _begin(self, keys: ApiKeys | None, call: Call) -> None:
         """NotAllowed; Overloaded when there are too many."""
@@ -261,6 +269,10 @@ async def _until(event: asyncio.Event, step: Any) -> None:
     finally:
         for each in both:
             each.cancel()
+
+
+def _after(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda data: then(first(data))
 
 
 def _reader(kind: Any, is_stream: bool) -> Callable[[Any], Any]:

@@ -1,12 +1,13 @@
 """The Open Inference Protocol over gRPC: `inference.GRPCInferenceService`. What it says is in v2_models."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from clipper.frontend import v2_rpc
 from clipper.frontend.grpc_calls import Call, Calls, known, text_of
 from clipper.frontend.protocols import message
 from clipper.frontend.repository import Repository
+from clipper.frontend.several import Several, ids_in
 from clipper.frontend.v2_models import ModelsV2, Target, timeout_ms
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -76,12 +77,18 @@ class InferenceService:
     async def _infer(self, request: Any, call: Call, until_deadline: bool) -> Any:
         """until_deadline: the query has what the call has. Else (of a stream) no more than that."""
         models = self._models
-        target: Target = models.target(request.model_name, request.model_version)
         asked = v2_rpc.decode(request)
+
+        def slo_us_of(target: Target, rows: Any) -> int:
+            given_ms = timeout_ms(asked)
+            named_us = models.slo_us(target, rows, given_ms)
+            return self._calls.slo_us(call, None if until_deadline and given_ms is None else named_us, named_us)
+
+        if (ids := ids_in(call.context.invocation_metadata() or ())) is not None:
+            return await self._infer_several(Several(models, ids, asked), slo_us_of, call)
+        target = models.target(request.model_name, request.model_version)
         rows = models.rows(target, asked)
-        given_ms = timeout_ms(asked)
-        named_us = models.slo_us(target, rows, given_ms)
-        slo_us = self._calls.slo_us(call, None if until_deadline and given_ms is None else named_us, named_us)
+        slo_us = slo_us_of(target, rows)
         if models.is_array(rows):
             asking = await self._calls.work(lambda: models.ask(target, rows, asked, slo_us, call.request_id, call.trace))
         else:
@@ -89,6 +96,14 @@ class InferenceService:
         await self._calls.done(asking.futures)
         outputs, parameters = asking.inferred()
         return v2_rpc.encode(target.name, target.answered_version, asked.id, outputs, parameters)
+
+    async def _infer_several(self, several: Several, slo_us_of: Callable[[Target, Any], int], call: Call) -> Any:
+        if several.is_array:
+            await self._calls.work(lambda: several.ask(slo_us_of, call.request_id, call.trace))
+        else:
+            several.ask(slo_us_of, call.request_id, call.trace)
+        await self._calls.done(several.futures)
+        return several.response()
 
     async def stream(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         """An error is its request's, and the stream goes on."""

@@ -62,9 +62,8 @@ class Request:
 KNOWN_HEADERS: Final = frozenset(
     (
         b"accept", b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length",
-        b"content-type", b"expect", b"host", b"if-none-match", b"inference-header-content-length", b"last-event-id", b"origin",
-        b"traceparent", b"tracestate",
-        b"transfer-encoding", b"x-request-id",
+        b"content-type", b"expect", b"host", b"if-none-match", b"inference-header-content-length", b"last-event-id",
+        b"mm-required", b"origin", b"traceparent", b"tracestate", b"transfer-encoding", b"x-request-id",
     )
 )  # fmt: skip
 

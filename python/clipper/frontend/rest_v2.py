@@ -9,6 +9,7 @@ from clipper.frontend import v2
 from clipper.frontend.messages import BINARY, JSON, Later, Outcome, Request, Response, Work, answer_json, read_json
 from clipper.frontend.node import Node
 from clipper.frontend.routes import Routes
+from clipper.frontend.several import Several, ids_in
 from clipper.frontend.v2_models import Asking, ModelsV2, Target, timeout_ms
 
 
@@ -100,6 +101,8 @@ class RestV2:
     # -- asking
 
     def infer(self, request: Request) -> Outcome:
+        if "," in request.params[0]:
+            return self._infer_several(request)
         target = self._target(request)
         asked = v2.decode(request.body, request.headers.get(b"inference-header-content-length", b""))
         rows = self._models.rows(target, asked)
@@ -111,6 +114,22 @@ class RestV2:
         if all(future.done() for future in asking.futures):
             return inferred(asking, target, asked)
         return _later(asking, target, asked)
+
+    def _infer_several(self, request: Request) -> Outcome:
+        """`/v2/models/m1,m2/infer`; all must be known if `mm-required` is true."""
+        if len(request.params) > 1:
+            raise InvalidInput("several models have no version in common.", hint="Leave it out: /v2/models/m1,m2/infer")
+        ids = ids_in((("mm-model-id", request.params[0]), ("mm-required", request.headers.get(b"mm-required", b""))))
+        assert ids is not None
+        asked = v2.decode(request.body, request.headers.get(b"inference-header-content-length", b""))
+        several = Several(self._models, ids, asked)
+        slo_ms, id = _slo_ms(asked, request), request.given_id.decode("ascii")
+
+        def ask() -> Later:
+            several.ask(lambda target, rows: self._models.slo_us(target, rows, slo_ms), id, request.trace)
+            return Later(several.futures, lambda: _response(*several.body()))
+
+        return Work(ask) if several.is_array else ask()
 
 
 def _unavailable(body: Any) -> Response:
@@ -136,7 +155,10 @@ def _later(asking: Asking, target: Target, asked: v2.InferRequest) -> Later:
 
 def inferred(asking: Asking, target: Target, asked: v2.InferRequest) -> Response:
     outputs, parameters = asking.inferred()
-    body, head_size = v2.encode(target.name, target.answered_version, asked.id, outputs, asked.binary, parameters)
+    return _response(*v2.encode(target.name, target.answered_version, asked.id, outputs, asked.binary, parameters))
+
+
+def _response(body: bytes, head_size: int) -> Response:
     if not head_size:
         return Response(200, body, JSON)
     return Response(200, body, BINARY, ((b"inference-header-content-length", b"%d" % head_size),))

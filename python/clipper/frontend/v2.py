@@ -289,18 +289,23 @@ def encode(
 ) -> tuple[bytes, int]:
     """-> the body, and the length of its JSON head when binary data follows, else 0. outputs: an array (n, ...) or a list of n.
     BadOutput when they are no tensor."""
-    datatype, shape, values = tensor_of(outputs)
-    tensor: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
+    described, data = tensor(outputs, binary)
     head: dict[str, Any] = {"model_name": model, **({"model_version": version} if version else {}), "id": id}
     if parameters:
         head["parameters"] = parameters
+    text = to_json({**head, "outputs": [described]})
+    return text + data, len(text) if binary else 0
+
+
+def tensor(outputs: Any, binary: bool) -> tuple[dict[str, Any], bytes]:
+    """An output as the head has it, and what follows the head of it. BadOutput when it is none."""
+    datatype, shape, values = tensor_of(outputs)
+    described: dict[str, Any] = {"name": OUTPUT, "datatype": datatype, "shape": shape}
     if not binary:
-        tensor["data"] = values.ravel().tolist() if isinstance(values, np.ndarray) else [_as_text(value) for value in values]
-        return to_json({**head, "outputs": [tensor]}), 0
+        described["data"] = values.ravel().tolist() if isinstance(values, np.ndarray) else [_as_text(value) for value in values]
+        return described, b""
     data = to_binary(values)
-    tensor["parameters"] = {"binary_data_size": len(data)}
-    text = to_json({**head, "outputs": [tensor]})
-    return text + data, len(text)
+    return {**described, "parameters": {"binary_data_size": len(data)}}, data
 
 
 def to_binary(values: Any) -> bytes:

@@ -40,3 +40,6 @@ class MeshSettings(msgspec.Struct, frozen=True):
     constraints: Annotated[
         str, about("JSON file: type -> {required, preferred} labels; read again when it changes; empty: none")
     ] = ""
+    data_plane: Annotated[
+        str, about("JSON file: other gRPC methods that models answer, and where their ids stand; read again when it changes")
+    ] = ""

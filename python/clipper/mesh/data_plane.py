@@ -1,0 +1,113 @@
+"""Which unary gRPC methods are passed on, and where in their payloads the id of the model stands: a table in a JSON file.
+
+    {"rpcConfigs": {"tensorflow.serving.PredictionService/Predict": {"idExtractionPath": [1, 1]},
+                    "my.Service/Ask": {"idInjectionPath": [2], "vModelId": false}},
+     "allowOtherRpcs": false}
+
+idExtractionPath: the field that holds the id, where no header names it; without one, calls need the header `mm-model-id`.
+idInjectionPath: the field that gets the id before the model sees the payload. allowOtherRpcs: methods that are not listed pass
+too, by the header. vModelId changes nothing here: models and v-models share their names. Source: model-mesh's data-plane
+configuration; its files are taken as they are.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from clipper.errors import ConfigError, InvalidInput
+from clipper.mesh.splice import extract, field_path, inject
+
+_log = logging.getLogger(__name__)
+_LOOK_S: Final = 1.0
+_METHODS_MAX: Final = 1000
+
+
+class Method(msgspec.Struct, frozen=True, rename="camel"):
+    """Of one method; see above."""
+
+    id_extraction_path: tuple[int, ...] = ()
+    id_injection_path: tuple[int, ...] = ()
+    v_model_id: bool = False
+
+    def id_of(self, payload: bytes) -> str:
+        """The id that stands in the payload; empty when none does. InvalidInput for what is no message."""
+        return (extract(payload, self.id_extraction_path) or "") if self.id_extraction_path else ""
+
+    def with_id(self, payload: bytes, id: str) -> bytes:
+        """The payload as the model sees it."""
+        return inject(payload, self.id_injection_path, id) if self.id_injection_path else payload
+
+
+class _File(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    rpc_configs: dict[str, Method] = {}
+    allow_other_rpcs: bool = False
+
+
+OTHER: Final = Method()
+
+
+def parse(text: bytes) -> _File:
+    """InvalidInput for what is no such table."""
+    try:
+        found = msgspec.json.decode(text, type=_File)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"{error}.") from None
+    if len(found.rpc_configs) > _METHODS_MAX:
+        raise InvalidInput(f"{len(found.rpc_configs)} methods are listed: up to {_METHODS_MAX} can be.")
+    for name, method in found.rpc_configs.items():
+        service, slash, last = name.partition("/")
+        if not service or not slash or not last or "/" in last:
+            raise InvalidInput(f"{name[:100]!r} is no method.", hint="It is package.Service/Method.")
+        for path in (method.id_extraction_path, method.id_injection_path):
+            if path:
+                field_path(path)
+    return found
+
+
+class DataPlane:
+    """The table of a file that may change. Threads: one."""
+
+    def __init__(self, path: str, now_s: Callable[[], float]) -> None:
+        """ConfigError when the file is not there, or holds no table."""
+        self._path, self._now_s, self._looked_s = Path(path), now_s, now_s()
+        try:
+            self._stamp = self._stat()
+            self._table = parse(self._path.read_bytes())
+        except (OSError, InvalidInput) as error:
+            raise ConfigError(f"mesh.data_plane = {path!r}: {_why(error)}", hint=getattr(error, "hint", "")) from None
+
+    def of(self, method: str) -> Method | None:
+        """Of a method, `package.Service/Name`; None for one that is not passed on."""
+        now_s = self._now_s()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._look()
+        found = self._table.rpc_configs.get(method)
+        return found if found is not None else OTHER if self._table.allow_other_rpcs else None
+
+    def _stat(self) -> tuple[int, int, int]:
+        found = os.stat(self._path)
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _look(self) -> None:
+        try:
+            stamp = self._stat()
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            self._table = parse(self._path.read_bytes())
+            _log.info("%s: the table of methods was read again", self._path)
+        except FileNotFoundError:  # an editor is about to put it there again
+            pass
+        except (OSError, InvalidInput) as error:
+            _log.error("%s has changed, and is not used: %s", self._path, _why(error))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, InvalidInput):
+        return error.message
+    return str(getattr(error, "strerror", "") or error) + "."
