@@ -1,0 +1,111 @@
+"""What follows from loads that failed: where not to try again, until when, and whose fault it was.
+
+A failure blocks its instance for that model: ten minutes when the artifact was to blame, since it will not have changed; less
+when the host was, and longer each time. The count outlives the block, and a load that succeeds ends it. A model has failed when
+enough instances have tried; two that blame the artifact are enough.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from clipper.mesh.records import Failure, Fault, MeshModel
+from clipper.settings.mesh import MeshSettings
+
+ARTIFACT_TRIES: Final = 2  # instances that blame the artifact before it is believed
+FIRST_SHARE: Final = 1 / 60  # of failure_s: the first block after a fault of the host
+SUSPECT_MODELS: Final = 3  # different models that failed in an instance by its own fault, before it is left alone
+SUSPECT_MS: Final = 30_000  # the first quarantine; each further one is twice as long
+WINDOW_MS: Final = 600_000
+
+
+def blocked_until(failure: Failure, settings: MeshSettings) -> int:
+    """Wall ms until which its instance does not try again."""
+    longest = settings.failure_s * 1000
+    if failure.fault == "artifact":
+        return failure.time_ms + int(longest)
+    return failure.time_ms + int(min(longest, longest * FIRST_SHARE * 2.0 ** min(failure.count - 1, 30)))
+
+
+def forgotten_at(failure: Failure, settings: MeshSettings) -> int:
+    """Wall ms at which the record goes, and with it its count."""
+    return failure.time_ms + int(settings.failure_s * 1000)
+
+
+def blocked(model: MeshModel, now_ms: int, settings: MeshSettings) -> frozenset[str]:
+    """The instances that do not try this model now."""
+    if not model.failures:
+        return frozenset()
+    return frozenset(i for i, failure in model.failures.items() if blocked_until(failure, settings) > now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Enough have tried. retry_ms: wall time at which the next may."""
+
+    why: str
+    retry_ms: int
+    fault: Fault
+
+
+def verdict(model: MeshModel, now_ms: int, settings: MeshSettings) -> Failed | None:
+    """Whether the model has failed for now: nobody tries it before retry_ms."""
+    if not model.failures:
+        return None
+    standing = [failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms]
+    artifact = [failure for failure in standing if failure.fault == "artifact"]
+    if len(artifact) < min(ARTIFACT_TRIES, settings.tries) and len(standing) < settings.tries:
+        return None
+    blamed = artifact if len(artifact) >= min(ARTIFACT_TRIES, settings.tries) else standing
+    last = max(blamed, key=lambda failure: failure.time_ms)
+    return Failed(last.why, min(blocked_until(failure, settings) for failure in blamed), last.fault)
+
+
+def noted(failures: Mapping[str, Failure], instance: str, now_ms: int, why: str, fault: Fault) -> dict[str, Failure]:
+    """The failures with one more."""
+    before = failures.get(instance)
+    return {**failures, instance: Failure(now_ms, why[:500], fault, before.count + 1 if before else 1)}
+
+
+@dataclass(slots=True)
+class _Record:
+    failed: deque[tuple[int, str]] = field(default_factory=deque)
+    until_ms: int = 0
+    times: int = 0
+
+
+class Quarantine:
+    """Instances that fail models by their own fault, told from bad models by how many fail: placement takes them last.
+
+    Threads: one at a time. A load that succeeds there clears it.
+    """
+
+    def __init__(self) -> None:
+        self._instances: dict[str, _Record] = {}
+
+    def failed(self, instance: str, model: str, fault: Fault, now_ms: int) -> bool:
+        """True: the instance is left alone from now on."""
+        if fault != "host":
+            return False
+        record = self._instances.setdefault(instance, _Record())
+        if record.until_ms > now_ms:
+            return False
+        record.failed.append((now_ms, model))
+        while record.failed[0][0] < now_ms - WINDOW_MS:
+            record.failed.popleft()
+        if len({model for _, model in record.failed}) < SUSPECT_MODELS:
+            return False
+        record.until_ms = now_ms + min(SUSPECT_MS << min(record.times, 10), WINDOW_MS)
+        record.times += 1
+        record.failed.clear()
+        return True
+
+    def loaded(self, instance: str) -> None:
+        self._instances.pop(instance, None)
+
+    def gone(self, instance: str) -> None:
+        self._instances.pop(instance, None)
+
+    def left_alone(self, now_ms: int) -> frozenset[str]:
+        return frozenset(i for i, record in self._instances.items() if record.until_ms > now_ms)

@@ -1,0 +1,164 @@
+"""Loads that wait for their turn in one instance, and how long loads take."""
+
+import heapq
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+SEED_MS: Final = 3000.0  # what a load is assumed to take at least while none of its type has been seen, or a third of its limit
+FEW: Final = 20  # samples up to which the spread is trusted less
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A model that shall become resident here. used_ms: its last use, the order among those nobody waits for. waiting: a
+    request waits for it; those come first, in the order in which they began to wait."""
+
+    model: str
+    used_ms: int
+    since_ms: int
+    waiting: bool = False
+    size_bytes: int = 0
+
+
+class LoadQueue:
+    """Loads by priority: those a request waits for, longest waiting first; then the most recently used.
+
+    Threads: one at a time. Bounded: a request that waits takes the place of the least recently used load that nobody waits for.
+    """
+
+    def __init__(self, loads_max: int = 10_000) -> None:
+        self.loads_max = loads_max
+        self._loads: dict[str, Load] = {}
+        self._heap: list[tuple[bool, int, int, str, Load]] = []
+        self._waiting = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._loads
+
+    @property
+    def waiting(self) -> int:
+        """Of the loads, those that a request waits for."""
+        return self._waiting
+
+    def push(self, load: Load) -> Load | None:
+        """Queue it, or raise the one that is there. What has no place now: nothing, `load` itself, or one that gave way."""
+        held = self._loads.get(load.model)
+        if held is not None:
+            self._put(
+                replace(
+                    held,
+                    waiting=held.waiting or load.waiting,
+                    since_ms=load.since_ms if load.waiting and not held.waiting else held.since_ms,
+                    used_ms=max(held.used_ms, load.used_ms),
+                    size_bytes=load.size_bytes or held.size_bytes,
+                )
+            )
+            return None
+        gone: Load | None = None
+        if len(self._loads) >= self.loads_max:
+            if not load.waiting or self._waiting == len(self._loads):
+                return load
+            gone = min((held for held in self._loads.values() if not held.waiting), key=lambda held: held.used_ms)
+            self.drop(gone.model)
+        self._put(load)
+        return gone
+
+    def promote(self, model: str, now_ms: int) -> bool:
+        """A request waits for it now. False: it is not here."""
+        held = self._loads.get(model)
+        if held is None:
+            return False
+        self.push(replace(held, waiting=True, since_ms=now_ms, used_ms=max(held.used_ms, now_ms)))
+        return True
+
+    def demote(self, model: str) -> bool:
+        """Nobody waits for it any longer."""
+        held = self._loads.get(model)
+        if held is None or not held.waiting:
+            return False
+        self._put(replace(held, waiting=False))
+        return True
+
+    def pop(self) -> Load | None:
+        """The next to load; None: there is none."""
+        while self._heap:
+            *_, load = heapq.heappop(self._heap)
+            if self._loads.get(load.model) is load:
+                self._forget(load)
+                return load
+        return None
+
+    def drop(self, model: str) -> Load | None:
+        """Take it out, whatever its place."""
+        held = self._loads.get(model)
+        if held is not None:
+            self._forget(held)
+        return held
+
+    def _forget(self, load: Load) -> None:
+        del self._loads[load.model]
+        self._waiting -= load.waiting
+
+    def _put(self, load: Load) -> None:
+        held = self._loads.get(load.model)
+        self._waiting += load.waiting - (held.waiting if held else False)
+        self._loads[load.model] = load
+        self._count += 1
+        heapq.heappush(self._heap, (not load.waiting, load.since_ms if load.waiting else -load.used_ms, self._count, "", load))
+        if len(self._heap) > 64 + 2 * len(self._loads):
+            self._heap = [entry for entry in self._heap if self._loads.get(entry[-1].model) is entry[-1]]
+            heapq.heapify(self._heap)
+
+
+@dataclass(slots=True)
+class _Moments:
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+
+class LoadTimes:
+    """How long loads take, by type of model, from running means and variances (Welford, 1962).
+
+    Threads: one at a time. limit_s: time that one load may take.
+    """
+
+    def __init__(self, limit_s: float = 30.0) -> None:
+        self.limit_ms = limit_s * 1000
+        self._types: dict[str, _Moments] = {}
+
+    def add(self, type: str, took_ms: float) -> None:
+        """A load that succeeded, from its start, not from when it was queued."""
+        seen = self._types.setdefault(type, _Moments())
+        seen.count += 1
+        delta = took_ms - seen.mean
+        seen.mean += delta / seen.count
+        seen.squares += delta * (took_ms - seen.mean)
+
+    def count(self, type: str) -> int:
+        seen = self._types.get(type)
+        return seen.count if seen else 0
+
+    def mean_ms(self, type: str) -> float:
+        """The seed while none is known."""
+        seen = self._types.get(type)
+        return seen.mean if seen else self._seed_ms
+
+    def assumed_ms(self, type: str) -> float:
+        """Time after which a load is taken to have succeeded: the mean and five deviations, three when many are known."""
+        seen = self._types.get(type)
+        if seen is None:
+            return self._seed_ms
+        if seen.count == 1:
+            return min(2 * seen.mean, self.limit_ms)
+        deviation = math.sqrt(seen.squares / (seen.count - 1))
+        return min(seen.mean + (5 if seen.count <= FEW else 3) * deviation, self.limit_ms)
+
+    @property
+    def _seed_ms(self) -> float:
+        return min(max(SEED_MS, self.limit_ms / 3), self.limit_ms)

@@ -1,0 +1,263 @@
+"""Which models stay in one instance's memory: a weighted LRU that knows what a model is worth.
+
+Worth is demand times what a reload costs, by bytes held. Demand is a count of uses that halves every `half_life_ms`: a very short
+half-life makes this LRU, an endless one LFU. Since all counts halve alike, their order changes only when one is used: with
+`weight` = log2(sum of 2 ** (t / half_life) over its uses), the model of least
+
+    worth = weight + log2(cost) - log2(size)
+
+goes first, and this number of a model is constant between its uses. A heap holds it; uses only raise it, so a stale entry is too
+low and is found out when it comes up. Weights of models that have gone are kept for a while, so that one which returns is not
+taken for a stranger. Given up: exact LRU, which forgets a model used every minute for one used once (docs/mesh.md, eviction).
+Source: LRFU (Lee et al., 2001) for the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost and size.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+HALF_LIFE_MS: Final = 3_600_000.0
+GHOSTS: Final = 4  # weights of models that have gone, for each that is here
+GHOSTS_MIN: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """There is room once these have gone, in this order; there may be none."""
+
+    evict: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No room. never: nor will there be, the model is larger than what could ever be freed."""
+
+    why: str
+    never: bool = False
+
+
+@dataclass(slots=True)
+class Resident:
+    """A model that holds memory here. added_ms: since when.  worth: see above."""
+
+    size_bytes: int
+    used_ms: int
+    added_ms: int
+    pinned: bool
+    loading: bool
+    cost_ms: float
+    weight: float
+    worth: float = 0.0
+    queued: float = 0.0  # of its entry in the heap: at most `worth`
+
+
+class Residents:
+    """The models of one instance, what each holds, and who goes first.
+
+    Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at most so many.
+    churn_ms: a model used more recently is not evicted to make room (loads would then only chase each other); pinned models and
+    those still loading never are. Iteration gives ids.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        models_max: int = 10_000,
+        churn_ms: float = 0.0,
+        half_life_ms: float = HALF_LIFE_MS,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.models_max = models_max
+        self.churn_ms = churn_ms
+        self.half_life_ms = half_life_ms
+        self.used_bytes = 0
+        self._models: dict[str, Resident] = {}
+        self._heap: list[tuple[float, str]] = []
+        self._ghosts: dict[str, float] = {}
+        self._oldest = ""
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._models
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def get(self, model: str) -> Resident | None:
+        """As a copy: changing it changes nothing."""
+        held = self._models.get(model)
+        return replace(held) if held else None
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.capacity_bytes - self.used_bytes)
+
+    def lru_ms(self, now_ms: int) -> int:
+        """Last use of the least recently used model; now, while there is none."""
+        oldest = self._models.get(self._oldest)
+        if oldest is None:
+            if not self._models:
+                return now_ms
+            self._oldest = min(self._models, key=lambda model: self._models[model].used_ms)
+            oldest = self._models[self._oldest]
+        return oldest.used_ms
+
+    def by_recency(self) -> list[str]:
+        """Most recently used first."""
+        return sorted(self._models, key=lambda model: -self._models[model].used_ms)
+
+    # -- what there is
+
+    def add(
+        self,
+        model: str,
+        size_bytes: int,
+        used_ms: int,
+        now_ms: int,
+        *,
+        pinned: bool = False,
+        loading: bool = False,
+        cost_ms: float = 0.0,
+    ) -> None:
+        """It holds this much from now on; loading: reserved for it, not to be evicted before `loaded`. cost_ms: of a reload."""
+        self.remove(model)
+        weight = self._added(self._ghosts.pop(model, -math.inf), used_ms, 1.0)
+        held = Resident(max(size_bytes, 1), used_ms, now_ms, pinned, loading, cost_ms, weight)
+        self._models[model] = held
+        self.used_bytes += held.size_bytes
+        oldest = self._models.get(self._oldest)
+        if oldest is not None and used_ms < oldest.used_ms:
+            self._oldest = model
+        self._queue(model, held)
+
+    def loaded(self, model: str, size_bytes: int, *, cost_ms: float = 0.0) -> bool:
+        """It has become resident, and was measured. False: it is not here."""
+        held = self._models.get(model)
+        if held is None:
+            return False
+        held.loading = False
+        held.cost_ms = cost_ms or held.cost_ms
+        self.resize(model, size_bytes)
+        return True
+
+    def remove(self, model: str) -> bool:
+        """It holds nothing any longer; what is known of its use is kept for a while."""
+        held = self._models.pop(model, None)
+        if held is None:
+            return False
+        self.used_bytes -= held.size_bytes
+        if model == self._oldest:
+            self._oldest = ""
+        self._ghosts[model] = held.weight
+        while len(self._ghosts) > max(GHOSTS_MIN, GHOSTS * len(self._models)):
+            del self._ghosts[next(iter(self._ghosts))]
+        return True
+
+    def touch(self, model: str, now_ms: int, count: int = 1) -> None:
+        """It was used `count` times until now."""
+        held = self._models.get(model)
+        if held is None:
+            return
+        weight = self._added(held.weight, now_ms, count)
+        held.worth += weight - held.weight
+        held.weight = weight
+        if now_ms > held.used_ms:
+            held.used_ms = now_ms
+            if model == self._oldest:
+                self._oldest = ""
+
+    def resize(self, model: str, size_bytes: int) -> None:
+        """Its size as measured."""
+        held = self._models.get(model)
+        if held is None:
+            return
+        self.used_bytes += max(size_bytes, 1) - held.size_bytes
+        held.size_bytes = max(size_bytes, 1)
+        self._queue(model, held)
+
+    def pin(self, model: str, pinned: bool) -> None:
+        held = self._models.get(model)
+        if held is not None:
+            held.pinned = pinned
+
+    # -- who goes
+
+    def room_for(self, size_bytes: int, used_ms: int, now_ms: int, *, waiting: bool = True) -> Room | Refused:
+        """What must go before a model of this size can come. waiting: a request waits for it; else it must be worth more than
+        what goes, by its last use. Nothing is changed."""
+        need = self.used_bytes + size_bytes - self.capacity_bytes
+        crowd = len(self._models) + 1 - self.models_max
+        if need <= 0 and crowd <= 0:
+            return Room()
+        if size_bytes > self.capacity_bytes:
+            return Refused(f"it needs {size_bytes} bytes, and all memory here is {self.capacity_bytes}", never=True)
+        chosen: list[str] = []
+        passed: list[str] = []
+        freed = 0
+        while (freed < need or len(chosen) < crowd) and (model := self._pop()):
+            held = self._models[model]
+            passed.append(model)
+            if held.pinned or held.loading:
+                continue
+            if now_ms - held.used_ms < self.churn_ms or (not waiting and held.used_ms >= used_ms):
+                continue
+            chosen.append(model)
+            freed += held.size_bytes
+        for model in passed:
+            self._queue(model, self._models[model])
+        if freed < need or len(chosen) < crowd:
+            return Refused(self._why_no_room(need, freed))
+        return Room(tuple(self._needed(chosen, freed - need, len(chosen) - crowd)))
+
+    def _needed(self, chosen: list[str], spare_bytes: int, spare_count: int) -> list[str]:
+        """Without those that the larger ones after them made needless; the worthiest are spared first."""
+        kept = []
+        for model in reversed(chosen):
+            size = self._models[model].size_bytes
+            if size <= spare_bytes and spare_count > 0:
+                spare_bytes -= size
+                spare_count -= 1
+            else:
+                kept.append(model)
+        return kept[::-1]
+
+    def _why_no_room(self, need: int, freed: int) -> str:
+        pinned = sum(held.size_bytes for held in self._models.values() if held.pinned)
+        loading = sum(held.size_bytes for held in self._models.values() if held.loading)
+        return (
+            f"{need} bytes are missing and {freed} can be freed: {pinned} are pinned, {loading} loading, "
+            f"and the others were used too recently to be evicted"
+        )
+
+    def _added(self, weight: float, time_ms: int, count: float) -> float:
+        """log2(2 ** weight + count * 2 ** (time / half life))."""
+        more = math.log2(count) + time_ms / self.half_life_ms
+        low, high = (weight, more) if weight < more else (more, weight)
+        return high if low < high - 50 else high + math.log2(1.0 + 2.0 ** (low - high))
+
+    def _queue(self, model: str, held: Resident) -> None:
+        held.worth = held.weight + math.log2(max(held.cost_ms, 1.0)) - math.log2(held.size_bytes)
+        held.queued = held.worth
+        heapq.heappush(self._heap, (held.worth, model))
+        if len(self._heap) > 256 + 4 * len(self._models):
+            self._heap = [(held.queued, model) for model, held in self._models.items()]
+            heapq.heapify(self._heap)
+
+    def _pop(self) -> str:
+        """The model of least worth, out of the heap; empty: there is none."""
+        while self._heap:
+            queued, model = heapq.heappop(self._heap)
+            held = self._models.get(model)
+            if held is None or held.queued != queued:
+                continue
+            if held.worth <= queued:
+                held.queued = math.nan
+                return model
+            held.queued = held.worth
+            heapq.heappush(self._heap, (held.worth, model))
+        return ""

@@ -1,0 +1,125 @@
+"""How much models are used, counted in one node: what digests tell the others, and what scaling decides by."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+MINUTE_MS: Final = 60_000
+REGULAR_FROM: Final = 7  # minutes ago: a use between these two, and one now, is regular use
+REGULAR_TO: Final = 40
+HEAVY_SHARE: Final = 0.75  # of the rate that asks for another copy
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """rate: queries a minute of the model, all copies together.  regular: used now, and 7 to 40 minutes ago.  queue_ms: mean time
+    that rows waited for a free copy.  service_ms: one copy's time for a query, 0 while unknown.  waiting: rows that wait now.
+    heavy_ms: when a copy was last near its limit."""
+
+    used_ms: int = 0
+    rate: float = 0.0
+    regular: bool = False
+    queue_ms: float = 0.0
+    service_ms: float = 0.0
+    waiting: int = 0
+    heavy_ms: int = 0
+
+
+def together(usages: Iterable[Usage]) -> Usage:
+    """Of one model, as several nodes saw it."""
+    found = Usage()
+    for usage in usages:
+        found = Usage(
+            max(found.used_ms, usage.used_ms),
+            found.rate + usage.rate,
+            found.regular or usage.regular,
+            max(found.queue_ms, usage.queue_ms),
+            max(found.service_ms, usage.service_ms),
+            found.waiting + usage.waiting,
+            max(found.heavy_ms, usage.heavy_ms),
+        )
+    return found
+
+
+@dataclass(slots=True)
+class _Counted:
+    used_ms: int = 0
+    count: int = 0
+    waited_ms: float = 0.0
+    served_ms: float = 0.0
+    served: int = 0
+    heavy_ms: int = 0
+    minute: int = 0
+    minutes: int = 0  # bit n: used n minutes before `minute`
+
+
+class Uses:
+    """Counts since the last look, and which minutes of the last forty had a use.
+
+    Threads: one at a time. Memory: a few hundred bytes a model used within forty minutes.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Counted] = {}
+        self._used: dict[str, _Counted] = {}
+        self._since_ms = 0
+        self._swept_ms = 0
+
+    def note(self, model: str, now_ms: int, count: int = 1, waited_ms: float = 0.0, served_ms: float = 0.0) -> None:
+        """`count` queries until now; of them all together, time waiting for a copy, and in one."""
+        held = self._models.get(model)
+        if held is None:
+            held = self._models[model] = _Counted()
+        held.used_ms = now_ms
+        held.count += count
+        held.waited_ms += waited_ms
+        if served_ms:
+            held.served_ms += served_ms
+            held.served += count
+        minute = now_ms // MINUTE_MS
+        if minute != held.minute:
+            held.minutes = (held.minutes << min(minute - held.minute, 64)) & ((1 << 64) - 1)
+            held.minute = minute
+        held.minutes |= 1
+        self._used[model] = held
+
+    def look(self, now_ms: int) -> dict[str, Usage]:
+        """Of the models used since the last look; counts begin anew."""
+        window_ms = max(1, now_ms - self._since_ms) if self._since_ms else MINUTE_MS
+        self._since_ms = now_ms
+        found = {model: self._usage(held, window_ms) for model, held in self._used.items()}
+        for held in self._used.values():
+            held.count, held.waited_ms, held.served_ms, held.served = 0, 0.0, 0.0, 0
+        self._used = {}
+        if now_ms - self._swept_ms > REGULAR_TO * MINUTE_MS:
+            self._swept_ms = now_ms
+            self._models = {m: h for m, h in self._models.items() if now_ms - h.used_ms <= REGULAR_TO * MINUTE_MS}
+        return found
+
+    def heavy(self, model: str, now_ms: int) -> None:
+        """A copy of it is near its limit."""
+        held = self._models.get(model)
+        if held is not None:
+            held.heavy_ms = now_ms
+
+    def last(self, model: str, now_ms: int) -> Usage:
+        """What is known of it between looks: last use, regularity."""
+        held = self._models.get(model)
+        return Usage() if held is None else Usage(held.used_ms, 0.0, self._regular(held), heavy_ms=held.heavy_ms)
+
+    def forget(self, model: str) -> None:
+        self._models.pop(model, None)
+        self._used.pop(model, None)
+
+    def _regular(self, held: _Counted) -> bool:
+        return bool((held.minutes >> REGULAR_FROM) & ((1 << (REGULAR_TO - REGULAR_FROM + 1)) - 1))
+
+    def _usage(self, held: _Counted, window_ms: int) -> Usage:
+        return Usage(
+            held.used_ms,
+            held.count * MINUTE_MS / window_ms,
+            self._regular(held),
+            held.waited_ms / held.count if held.count else 0.0,
+            held.served_ms / held.served if held.served else 0.0,
+            heavy_ms=held.heavy_ms,
+        )
