@@ -282,6 +282,14 @@ class StoreConflict(StoreError):
     slug = "store-conflict"
 
 
+class LeaseLost(StoreError):
+    """The lease has run out or was revoked, and its keys are gone: take a new one and write them again."""
+
+    rest_status = 409
+    grpc_code = "ABORTED"
+    slug = "lease-lost"
+
+
 class DeployFailed(ClipperError):
     """A container did not come up; the message ends with its last log lines."""
 

@@ -1,14 +1,18 @@
-"""A real Redis server for the tests of this room, on a socket of its own, with a log so that it survives a kill."""
+"""The stores that the laws are held against, and a real Redis server, with a log so that it survives a kill."""
 
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from clipper.store import MemoryStore, RedisStore, SqliteStore, Store
+
+OpenStore = Callable[[int], Store]
 
 
 class RedisServer:
@@ -69,3 +73,35 @@ def redis_server() -> Iterator[RedisServer]:
 def own_redis() -> Iterator[RedisServer]:
     """A test's own, to be killed: by default Redis answers before it writes while a sync takes its time."""
     yield from started("--appendfsync", "always")
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def open_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
+    """A function from events_max to a fresh store."""
+    opened: list[Store] = []
+
+    def build(events_max: int) -> Store:
+        if request.param == "memory":
+            store: Store = MemoryStore(events_max)
+        elif request.param == "redis":
+            server = request.getfixturevalue("redis_server")
+            store = RedisStore(f"{server.url}?prefix={tmp_path.name}/{len(opened)}:", events_max)
+        else:
+            store = SqliteStore(tmp_path / f"{len(opened)}.db", durable=False, events_max=events_max)
+        opened.append(store)
+        return store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_with: OpenStore) -> Store:
+    return open_with(1000)
+
+
+@pytest.fixture
+def short_s(store: Store) -> float:
+    """A lease so short that a test can wait for its end."""
+    return 0.3

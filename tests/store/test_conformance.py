@@ -3,42 +3,15 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from clipper.errors import InvalidInput, StoreConflict, StoreError
-from clipper.store import ABSENT, Compare, Delete, Event, Get, MemoryStore, Op, Put, Record, RedisStore, SqliteStore, Store, Watch
+from clipper.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, Watch
 from clipper.store.store import KEY_BYTES_MAX, TXN_OPS_MAX, VALUE_BYTES_MAX
 
 OpenStore = Callable[[int], Store]
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-def open_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
-    """A function from events_max to a fresh store."""
-    opened: list[Store] = []
-
-    def build(events_max: int) -> Store:
-        if request.param == "memory":
-            store: Store = MemoryStore(events_max)
-        elif request.param == "redis":
-            server = request.getfixturevalue("redis_server")
-            store = RedisStore(f"{server.url}?prefix={tmp_path.name}/{len(opened)}:", events_max)
-        else:
-            store = SqliteStore(tmp_path / f"{len(opened)}.db", durable=False, events_max=events_max)
-        opened.append(store)
-        return store
-
-    yield build
-    for store in opened:
-        store.close()
-
-
-@pytest.fixture
-def store(open_with: OpenStore) -> Store:
-    return open_with(1000)
 
 
 def drain(watch: Watch) -> list[Event]:

@@ -214,9 +214,9 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     filled(path, 1)
     with sqlite3.connect(path) as raw:
-        raw.execute("pragma user_version = 2")
+        raw.execute("pragma user_version = 3")
     raw.close()
-    with pytest.raises(StoreError, match=r"has format 2.*Upgrade"):
+    with pytest.raises(StoreError, match=r"has format 3.*Upgrade"):
         SqliteStore(path)
 
 

@@ -48,7 +48,7 @@ def test_problem_types_are_unique() -> None:
         ("UnknownVersion", 404), ("AlreadyExists", 409), ("TypeConflict", 409), ("Overloaded", 429),
         ("DeadlineExceeded", 504), ("NoReplica", 503), ("ReplicaLost", 503), ("ModelFailed", 500), ("BadOutput", 500),
         ("Cancelled", 499), ("ShuttingDown", 503), ("ForkedProcess", 500), ("ConfigError", 400), ("FrameError", 400),
-        ("StoreError", 503), ("StoreConflict", 409), ("DeployFailed", 500), ("PackagingError", 400),
+        ("StoreError", 503), ("StoreConflict", 409), ("LeaseLost", 409), ("DeployFailed", 500), ("PackagingError", 400),
     ],
 )  # fmt: skip
 def test_rest_statuses(kind: str, status: int) -> None:

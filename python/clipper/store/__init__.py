@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from clipper.errors import ConfigError
+from clipper.store.election import Candidate
 from clipper.store.kept import KeptStore
+from clipper.store.lease import Lease
 from clipper.store.memory import MemoryStore
+from clipper.store.mirror import Change, Mirror
 from clipper.store.redis import RedisStore, shown
 from clipper.store.sqlite import SqliteStore
 from clipper.store.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Record, Store, TxnResult, Watch
@@ -40,12 +43,16 @@ def open_store(state: str, bytes_max: int = 0) -> Store:
 __all__ = [
     "ABSENT",
     "STATE_FILE",
+    "Candidate",
+    "Change",
     "Compare",
     "Delete",
     "Event",
     "Get",
     "KeptStore",
+    "Lease",
     "MemoryStore",
+    "Mirror",
     "Op",
     "Put",
     "Record",

@@ -195,6 +195,15 @@ class KeptStore(Store):
     def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
         return self._there().txn(compares, then, orelse)
 
+    def grant(self, ttl_s: float) -> tuple[str, float]:
+        return self._there().grant(ttl_s)
+
+    def renew(self, lease: str) -> float:
+        return self._there().renew(lease)
+
+    def revoke(self, lease: str) -> None:
+        self._there().revoke(lease)
+
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         return self._there().watch(prefix, from_revision) if self._store is not None else _LateWatch(self, prefix)
 

@@ -3,7 +3,7 @@
 import threading
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
 from clipper.store.store import (
@@ -20,32 +20,48 @@ from clipper.store.store import (
     Watch,
     check_txn,
     closed_error,
+    lost_error,
 )
+
+_NEVER = float("inf")
+
+
+class _Granted:
+    """A lease: how long it lives, until when, and its keys."""
+
+    __slots__ = ("keys", "ttl_s", "until_s")
+
+    def __init__(self, ttl_s: float, until_s: float) -> None:
+        self.ttl_s, self.until_s, self.keys = ttl_s, until_s, set[str]()
 
 
 class MemoryStore(Store):
-    """Nothing survives the process. Threads: any."""
+    """Nothing survives the process. Threads: any. now_s: the clock of leases; whoever looks at the store sees them end."""
 
     name = "memory://"
 
-    def __init__(self, events_max: int = EVENTS_MAX) -> None:
+    def __init__(self, events_max: int = EVENTS_MAX, now_s: Callable[[], float] = monotonic) -> None:
         self._records: dict[str, Record] = {}
         self._keys: list[str] = []
         self._revision = 0
         self._events: deque[Event] = deque()
         self._events_max = events_max
         self._forgotten = 0  # changes up to this revision are no longer in _events
+        self._leases: dict[str, _Granted] = {}
+        self._granted = 0
+        self._until_s = _NEVER  # when the next lease ends
+        self._now_s = now_s
         self._changed = threading.Condition()
         self._closed = False
 
     def get(self, key: str) -> Record | None:
         with self._changed:
-            self._check_open()
+            self._begin()
             return self._records.get(key)
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
         with self._changed:
-            self._check_open()
+            self._begin()
             found = []
             for at in range(bisect_left(self._keys, prefix), len(self._keys)):
                 if not self._keys[at].startswith(prefix):
@@ -56,23 +72,34 @@ class MemoryStore(Store):
     def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
         check_txn(compares, then, orelse)
         with self._changed:
-            self._check_open()
+            self._begin()
             ok = all(compare.holds(self._records.get(compare.key)) for compare in compares)
             ops = then if ok else orelse
             found = {op.key: self._records.get(op.key) for op in ops if isinstance(op, Get)}
+            for op in ops:
+                if isinstance(op, Put) and op.lease and op.lease not in self._leases:
+                    raise lost_error(self.name, op.lease)
             revision = self._revision + 1
             results = tuple(found[op.key] if isinstance(op, Get) else self._write(op, revision) for op in ops)
-            if self._events and self._events[-1].revision == revision:
-                self._revision = revision
-                self._forget()
-                self._changed.notify_all()
+            self._commit(revision)
             return TxnResult(ok, results, self._revision)
+
+    def _commit(self, revision: int) -> None:
+        """What was written at that revision, if anything was, is to be seen."""
+        if self._events and self._events[-1].revision == revision:
+            self._revision = revision
+            self._forget()
+            self._changed.notify_all()
 
     def _write(self, op: Put | Delete, revision: int) -> Record | None:
         old = self._records.get(op.key)
+        if old is not None and old.lease in self._leases:
+            self._leases[old.lease].keys.discard(op.key)
         if isinstance(op, Put):
+            if op.lease:
+                self._leases[op.lease].keys.add(op.key)
             created, version = (old.created_revision, old.version + 1) if old else (revision, 1)
-            new = self._records[op.key] = Record(op.key, op.value, revision, created, version)
+            new = self._records[op.key] = Record(op.key, op.value, revision, created, version, op.lease)
             if old is None:
                 insort(self._keys, op.key)
             self._events.append(Event("PUT", revision, op.key, new))
@@ -95,13 +122,13 @@ class MemoryStore(Store):
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         with self._changed:
-            self._check_open()
+            self._begin()
             return _MemoryWatch(self, prefix, self._revision if from_revision is None else from_revision)
 
     @property
     def revision(self) -> int:
         with self._changed:
-            self._check_open()
+            self._begin()
             return self._revision
 
     def close(self) -> None:
@@ -109,9 +136,50 @@ class MemoryStore(Store):
             self._closed = True
             self._changed.notify_all()
 
-    def _check_open(self) -> None:
+    def _begin(self) -> None:
+        """Of whatever is asked, under the lock."""
         if self._closed:
             raise closed_error(self.name)
+        self._expire()
+
+    # -- leases
+
+    def grant(self, ttl_s: float) -> tuple[str, float]:
+        with self._changed:
+            self._begin()
+            self._granted += 1
+            id = f"{self._granted:x}"
+            self._leases[id] = _Granted(ttl_s, self._now_s() + ttl_s)
+            self._until_s = min(self._until_s, self._leases[id].until_s)
+            self._changed.notify_all()  # watches wait until the next end at most
+            return id, ttl_s
+
+    def renew(self, lease: str) -> float:
+        with self._changed:
+            self._begin()
+            if (granted := self._leases.get(lease)) is None:
+                raise lost_error(self.name, lease)
+            granted.until_s = self._now_s() + granted.ttl_s
+            return granted.ttl_s
+
+    def revoke(self, lease: str) -> None:
+        with self._changed:
+            self._begin()
+            if lease in self._leases:
+                self._end(lease)
+
+    def _expire(self) -> None:
+        while self._until_s <= self._now_s():
+            id, first = min(self._leases.items(), key=lambda item: item[1].until_s, default=("", None))
+            self._until_s = first.until_s if first else _NEVER
+            if first and self._until_s <= self._now_s():
+                self._end(id)
+
+    def _end(self, lease: str) -> None:
+        revision = self._revision + 1
+        for key in sorted(self._leases.pop(lease).keys):
+            self._write(Delete(key), revision)
+        self._commit(revision)
 
 
 class _MemoryWatch:
@@ -132,16 +200,21 @@ class _MemoryWatch:
                 self._collect()
                 if self._ready:
                     return self._ready.popleft()
-                left = None if give_up is None else give_up - monotonic()
-                if left is not None and left <= 0:
+                if give_up is not None and give_up <= monotonic():
                     return None
-                self._store._changed.wait(left)
+                self._store._changed.wait(self._patience_s(give_up))
         return None
+
+    def _patience_s(self, give_up: float | None) -> float | None:
+        """Until it is over, or until the next lease is."""
+        left = min(_NEVER if give_up is None else give_up - monotonic(), self._store._until_s - self._store._now_s())
+        return None if left == _NEVER else max(left, 0.0)
 
     def _collect(self) -> None:
         if self._ready:
             return
         store = self._store
+        store._expire()
         if self._cursor < store._forgotten or self._cursor > store._revision:
             self._ready.append(Event("RESET", store._revision))
         elif self._cursor < store._revision:

@@ -3,20 +3,26 @@
 Everything lies under one prefix, in forms that a person can read with redis-cli:
 
     clipper:revision       the store's revision
-    clipper:r:KEY          hash: value, revision, created, version
+    clipper:r:KEY          hash: value, revision, created, version, and lease if it has one
     clipper:keys           sorted set of all keys, for ranges in the order of their bytes
     clipper:events         stream of the last changes; an entry's id is REVISION-N
     clipper:forgotten      changes up to this revision are not in the stream any more
+    clipper:leases         sorted set: a lease's id and its end, ms by the server's clock; clipper:lease_ms: how long each lives
+    clipper:leased:LEASE   set: its keys
 
 A transaction is one Lua script, so nobody ever sees half of it. What Redis itself loses is lost here too: with `appendonly yes`
 up to the last two seconds at a power cut, and at a kill when the disk was busy; with `appendfsync always` nothing. A store that
 went back in time is noticed by its watches: RESET.
+
+Whoever reads, writes or watches after the end of a lease deletes its keys. A server whose wall clock jumps ends leases early
+or late.
 
 A command whose connection breaks may or may not have been carried out; it is StoreError, and `put_if` again tells which.
 """
 
 import contextlib
 import os
+import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import monotonic
@@ -40,6 +46,7 @@ from clipper.store.store import (
     Watch,
     check_txn,
     closed_error,
+    lost_error,
 )
 
 SLICE_S: Final = 0.1  # a blocked watch looks this often whether it was closed
@@ -47,19 +54,53 @@ PATIENCE_S: Final = 5.0  # for an answer of the server
 _KINDS = {Put: 1, Delete: 2, Get: 3}
 _LAST = (1 << 63) - 1
 
-_LOAD = """
-local p = ARGV[1]
+_BEGIN = """
+local p, most = ARGV[1], tonumber(ARGV[2])
+local function plain(n) return string.format('%.0f', n) end
+local function current() return tonumber(redis.call('GET', p .. 'revision') or '0') end
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
 local function load(key)
-  local r = redis.call('HMGET', p .. 'r:' .. key, 'value', 'revision', 'created', 'version')
+  local r = redis.call('HMGET', p .. 'r:' .. key, 'value', 'revision', 'created', 'version', 'lease')
   if not r[2] then return false end
+  r[5] = r[5] or ''
   return r
 end
+local function erase(key, id)
+  redis.call('DEL', p .. 'r:' .. key)
+  redis.call('ZREM', p .. 'keys', key)
+  redis.call('XADD', p .. 'events', id, 'kind', 'DELETE', 'key', key)
+end
+local function commit(revision)
+  redis.call('SET', p .. 'revision', plain(revision))
+  while redis.call('XLEN', p .. 'events') > most do
+    local first = redis.call('XRANGE', p .. 'events', '-', '+', 'COUNT', 1)[1][1]
+    local oldest = tonumber(string.match(first, '^%d+'))
+    if oldest == revision then break end
+    redis.call('XTRIM', p .. 'events', 'MINID', plain(oldest + 1) .. '-0')
+    redis.call('SET', p .. 'forgotten', plain(oldest))
+  end
+end
+local function finish(lease)
+  local keys = redis.call('SMEMBERS', p .. 'leased:' .. lease)
+  redis.call('DEL', p .. 'leased:' .. lease)
+  redis.call('ZREM', p .. 'leases', lease)
+  redis.call('HDEL', p .. 'lease_ms', lease)
+  if #keys == 0 then return end
+  table.sort(keys)
+  local revision = current() + 1
+  for i, key in ipairs(keys) do erase(key, string.format('%.0f-%d', revision, i)) end
+  commit(revision)
+end
+for _, lease in ipairs(redis.call('ZRANGEBYSCORE', p .. 'leases', '-inf', now())) do finish(lease) end
 """
 
 _TXN = (
-    _LOAD
+    _BEGIN
     + """
-local t, most = cmsgpack.unpack(ARGV[2]), tonumber(ARGV[3])
+local t = cmsgpack.unpack(ARGV[3])
 local fields = {revision = 2, created_revision = 3, version = 4}
 local ok = true
 for _, c in ipairs(t[1]) do
@@ -73,41 +114,39 @@ end
 local ops, found, changed = ok and t[2] or t[3], {}, 0
 for i, op in ipairs(ops) do
   if op[1] == 3 then found[i] = load(op[2]) end
+  if op[1] == 1 and op[4] ~= '' and not redis.call('ZSCORE', p .. 'leases', op[4]) then return {-1, current(), op[4]} end
 end
-local revision = tonumber(redis.call('GET', p .. 'revision') or '0') + 1
+local revision = current() + 1
 for i, op in ipairs(ops) do
-  local key, old = op[2], load(op[2])
+  local key, old = op[2], op[1] < 3 and load(op[2])
   local id = string.format('%.0f-%d', revision, i)
+  if old and old[5] ~= '' then
+    redis.call('SREM', p .. 'leased:' .. old[5], key)
+    redis.call('HDEL', p .. 'r:' .. key, 'lease')
+  end
   if op[1] == 1 then
-    local created = old and old[3] or string.format('%.0f', revision)
+    local value, lease = op[3], op[4]
+    local created = old and old[3] or plain(revision)
     local version = old and tonumber(old[4]) + 1 or 1
-    local now = string.format('%.0f', revision)
-    redis.call('HSET', p .. 'r:' .. key, 'value', op[3], 'revision', now, 'created', created, 'version', version)
+    local at = plain(revision)
+    redis.call('HSET', p .. 'r:' .. key, 'value', value, 'revision', at, 'created', created, 'version', version)
     redis.call('ZADD', p .. 'keys', 0, key)
-    redis.call('XADD', p .. 'events', id, 'kind', 'PUT', 'key', key, 'value', op[3], 'created', created, 'version', version)
-    found[i], changed = {op[3], now, created, tostring(version)}, changed + 1
+    redis.call('XADD', p .. 'events', id, 'kind', 'PUT', 'key', key, 'value', value, 'created', created, 'version', version,
+      'lease', lease)
+    if lease ~= '' then
+      redis.call('SADD', p .. 'leased:' .. lease, key)
+      redis.call('HSET', p .. 'r:' .. key, 'lease', lease)
+    end
+    found[i], changed = {value, at, created, tostring(version), lease}, changed + 1
   elseif op[1] == 2 then
     found[i] = old
     if old then
-      redis.call('DEL', p .. 'r:' .. key)
-      redis.call('ZREM', p .. 'keys', key)
-      redis.call('XADD', p .. 'events', id, 'kind', 'DELETE', 'key', key)
+      erase(key, id)
       changed = changed + 1
     end
   end
 end
-if changed == 0 then
-  revision = revision - 1
-else
-  redis.call('SET', p .. 'revision', string.format('%.0f', revision))
-  while redis.call('XLEN', p .. 'events') > most do
-    local first = redis.call('XRANGE', p .. 'events', '-', '+', 'COUNT', 1)[1][1]
-    local oldest = tonumber(string.match(first, '^%d+'))
-    if oldest == revision then break end
-    redis.call('XTRIM', p .. 'events', 'MINID', string.format('%.0f-0', oldest + 1))
-    redis.call('SET', p .. 'forgotten', string.format('%.0f', oldest))
-  end
-end
+if changed == 0 then revision = revision - 1 else commit(revision) end
 for i = 1, #ops do
   if found[i] == nil then found[i] = false end
 end
@@ -115,20 +154,37 @@ return {ok and 1 or 0, revision, found}
 """
 )
 
+_GET = _BEGIN + "return load(ARGV[3])"
+
 _RANGE = (
-    _LOAD
+    _BEGIN
     + """
 local out = {}
-for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[2], ARGV[3])) do out[i] = {key, load(key)} end
-return {tonumber(redis.call('GET', p .. 'revision') or '0'), out}
+for i, key in ipairs(redis.call('ZRANGEBYLEX', p .. 'keys', ARGV[3], ARGV[4])) do out[i] = {key, load(key)} end
+return {current(), out}
 """
 )
 
-_EVENTS = """
-local p = ARGV[1]
-local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[2] .. '-18446744073709551615', '+')
-return {tonumber(redis.call('GET', p .. 'forgotten') or '0'), tonumber(redis.call('GET', p .. 'revision') or '0'), events}
+_EVENTS = (
+    _BEGIN
+    + """
+local events = redis.call('XRANGE', p .. 'events', '(' .. ARGV[3] .. '-18446744073709551615', '+')
+return {tonumber(redis.call('GET', p .. 'forgotten') or '0'), current(), events}
 """
+)
+
+_RENEW = (
+    _BEGIN
+    + """
+local ms = ARGV[4] or redis.call('HGET', p .. 'lease_ms', ARGV[3])
+if not ms then return 0 end
+redis.call('HSET', p .. 'lease_ms', ARGV[3], ms)
+redis.call('ZADD', p .. 'leases', plain(now() + tonumber(ms)), ARGV[3])
+return tonumber(ms)
+"""
+)
+
+_REVOKE = _BEGIN + "finish(ARGV[3])"
 
 
 class RedisStore(Store):
@@ -156,7 +212,8 @@ class RedisStore(Store):
             self._redis: Any = redis.Redis.from_url(address, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S)
         except ValueError as error:
             raise ConfigError(f"no store for state={self.name!r}: {error}.", hint="Write redis://HOST:PORT/DB.") from None
-        self._txn, self._range, self._tail = (self._redis.register_script(text) for text in (_TXN, _RANGE, _EVENTS))
+        scripts = (self._redis.register_script(text) for text in (_TXN, _GET, _RANGE, _EVENTS, _RENEW, _REVOKE))
+        self._txn, self._get, self._range, self._tail, self._renew, self._revoke = scripts
         try:
             with self._asking():
                 self._redis.ping()
@@ -182,21 +239,28 @@ class RedisStore(Store):
             raise StoreError(f"store {self.name} did not answer within {PATIENCE_S:g} s.", hint="Is it overloaded?") from None
         except self._errors.RedisError as error:
             raise StoreError(f"store {self.name} refused: {error}") from None
-        except (OSError, ValueError) as error:  # its connection was closed under a watch
+        except Exception as error:  # of many kinds, when its connection was closed under a watch
             if self._closed:
                 raise closed_error(self.name) from None
+            if not isinstance(error, OSError | ValueError):
+                raise
             raise StoreError(f"store {self.name} cannot be reached: {error}.") from None
 
     def get(self, key: str) -> Record | None:
         with self._asking():
-            found = self._redis.hmget(self._prefix + "r:" + key, "value", "revision", "created", "version")
+            found = self._redis.hmget(self._prefix + "r:" + key, "value", "revision", "created", "version", "lease")
+            if found[4]:  # is it still there?
+                found = self._run(self._get, key) or [None] * 5
         return _record(key, found if found[1] is not None else None)
+
+    def _run(self, script: Any, *args: str | bytes | int) -> Any:
+        return script(args=[self._prefix, self._events_max, *args])
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
         raw = prefix.encode()
         low, high = (b"[" + raw, b"(" + raw + b"\xff") if raw else (b"-", b"+")
         with self._asking():
-            revision, found = self._range(args=[self._prefix, low, high])
+            revision, found = self._run(self._range, low, high)
         records = [_record(key.decode(), parts) for key, parts in found]
         return [record for record in records if record is not None], revision
 
@@ -204,9 +268,28 @@ class RedisStore(Store):
         check_txn(compares, then, orelse)
         asked = [[[c.key, c.field, c.equals] for c in compares], _packed(then), _packed(orelse)]
         with self._asking():
-            ok, revision, found = self._txn(args=[self._prefix, msgpack.packb(asked, use_bin_type=False), self._events_max])
+            ok, revision, found = self._run(self._txn, msgpack.packb(asked, use_bin_type=False))
+        if ok < 0:
+            raise lost_error(self.name, found.decode())
         ops = then if ok else orelse
         return TxnResult(bool(ok), tuple(_record(op.key, parts) for op, parts in zip(ops, found, strict=True)), revision)
+
+    def grant(self, ttl_s: float) -> tuple[str, float]:
+        id = secrets.token_hex(8)
+        with self._asking():
+            self._run(self._renew, id, round(ttl_s * 1000))
+        return id, ttl_s
+
+    def renew(self, lease: str) -> float:
+        with self._asking():
+            ms = int(self._run(self._renew, lease))
+        if not ms:
+            raise lost_error(self.name, lease)
+        return ms / 1000
+
+    def revoke(self, lease: str) -> None:
+        with self._asking():
+            self._run(self._revoke, lease)
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         return _RedisWatch(self, prefix, self.revision if from_revision is None else from_revision)
@@ -262,7 +345,7 @@ class _RedisWatch:
         store = self._store
         try:
             with store._asking():
-                forgotten, revision, entries = store._tail(args=[store._prefix, self._cursor])
+                forgotten, revision, entries = store._run(store._tail, self._cursor)
         except StoreError:
             if self.closed:
                 return
@@ -306,18 +389,19 @@ def _without_prefix(url: str) -> tuple[str, str]:
 
 
 def _packed(ops: Sequence[Op]) -> list[list[Any]]:
-    return [[_KINDS[type(op)], op.key, *([op.value] if isinstance(op, Put) else [])] for op in ops]
+    return [[_KINDS[type(op)], op.key, *([op.value, op.lease] if isinstance(op, Put) else [])] for op in ops]
 
 
 def _record(key: str, parts: Sequence[bytes] | None) -> Record | None:
     if not parts:
         return None
-    return Record(key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]))
+    return Record(key, parts[0], int(parts[1]), int(parts[2]), int(parts[3]), (parts[4] or b"").decode())
 
 
 def _event(id: bytes, fields: dict[bytes, bytes]) -> Event:
     revision, key = int(id.partition(b"-")[0]), fields[b"key"].decode()
     if fields[b"kind"] == b"DELETE":
         return Event("DELETE", revision, key)
-    record = Record(key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]))
+    lease = fields.get(b"lease", b"").decode()
+    record = Record(key, fields[b"value"], revision, int(fields[b"created"]), int(fields[b"version"]), lease)
     return Event("PUT", revision, key, record)

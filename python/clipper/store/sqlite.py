@@ -5,16 +5,23 @@ little (the catalog), so an fsync a change is the right price; `durable=False` g
 away for speed (kill -9 still loses nothing). Two connections: this process's writers queue at one lock, its readers at
 another. A watch is a cursor over the event table. Writers in this process wake it; for other processes it looks at
 SQLite's `data_version` (a few microseconds) twenty times a second.
+
+A lease lies in a table with its end by the monotonic clock, which all processes of a host share until it boots; then they are
+all dead, and so are their leases. Whoever reads or watches after the end deletes its keys.
+
+SQLite lets writers of several processes find a locked file, sleep, and try again, up to 100 ms later each: the unlucky wait half
+a second. Ours try again after half a millisecond, and the wait is bounded by their number.
 """
 
 import os
+import secrets
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
 from zlib import crc32
 
 from clipper.errors import ForkedProcess, StoreError
@@ -32,12 +39,14 @@ from clipper.store.store import (
     check_key,
     check_txn,
     closed_error,
+    lost_error,
 )
 
 _APPLICATION_ID = 0x434C5053  # "CLPS"
-_FORMAT = 1
+_FORMAT = 2  # 2: leases
 _QUICK_CHECK_BYTES_MAX = 64 << 20  # above this a check at every start would take longer than it is worth
 _POLL_S = 0.05
+_RETRY_S = 0.0005  # between two looks whether another process has written
 _SCHEMA = """
 create table if not exists kv (
     key blob primary key, value blob not null, crc integer not null,
@@ -47,9 +56,16 @@ create table if not exists event (
     value blob, created integer not null, version integer not null);
 create index if not exists event_revision on event (revision);
 create table if not exists meta (name text primary key, value integer not null) without rowid;
-insert or ignore into meta values ('revision', 0), ('forgotten', 0);
+insert or ignore into meta values ('revision', 0), ('forgotten', 0), ('boot', 0);
+create table if not exists lease (id text primary key, ttl_s real not null, until_s real not null) without rowid;
+create index if not exists lease_until on lease (until_s);
 """
-_SELECT = "select key, value, crc, revision, created, version from kv"
+_SINCE_2 = """
+alter table kv add column lease text not null default '';
+alter table event add column lease text not null default '';
+create index kv_lease on kv (lease) where lease != '';
+"""
+_SELECT = "select key, value, crc, revision, created, version, lease from kv"
 
 
 class SqliteStore(Store):
@@ -70,6 +86,7 @@ class SqliteStore(Store):
         self.path = Path(path)
         self.name = f"sqlite:{self.path}"
         self._events_max = events_max
+        self._busy_s = busy_s
         self._pid = os.getpid()
         self._closed = False
         self._write_lock = threading.Lock()
@@ -113,20 +130,25 @@ class SqliteStore(Store):
         page_bytes = run("pragma page_size").fetchone()[0]
         run(f"pragma max_page_count = {max(16, bytes_max // page_bytes) if bytes_max else 0xFFFFFFFE}")
         with self._transaction():
-            for statement in _SCHEMA.split(";"):
+            upgrade = run("pragma user_version").fetchone()[0] < _FORMAT
+            for statement in (_SCHEMA + _SINCE_2 if upgrade else _SCHEMA).split(";"):
                 run(statement)
             run(f"pragma application_id = {_APPLICATION_ID}")
             run(f"pragma user_version = {_FORMAT}")
+            self._end_leases_of_another_boot()
+        run("pragma busy_timeout = 1")  # from here on `_transaction` waits
 
     # -- reading
 
     def get(self, key: str) -> Record | None:
         raw = check_key(key)
+        self._expire()
         with self._reading() as run:
             return self._fetch(run, raw)
 
     def range(self, prefix: str) -> tuple[list[Record], int]:
         where, args = _starts_with(prefix)
+        self._expire()
         with self._reading() as run:
             run.execute("begin")
             try:
@@ -138,6 +160,7 @@ class SqliteStore(Store):
 
     @property
     def revision(self) -> int:
+        self._expire()
         with self._reading() as run:
             return _meta(run, "revision")
 
@@ -145,11 +168,11 @@ class SqliteStore(Store):
         row = run.execute(f"{_SELECT} where key = ?", (raw,)).fetchone()
         return self._record(row) if row else None
 
-    def _record(self, row: tuple[bytes, bytes, int, int, int, int]) -> Record:
-        raw, value, crc, revision, created, version = row
+    def _record(self, row: tuple[bytes, bytes, int, int, int, int, str]) -> Record:
+        raw, value, crc, revision, created, version, lease = row
         if crc32(value, crc32(raw)) != crc:
             raise self._corrupt(f"the record {raw!r} fails its checksum")
-        return Record(raw.decode(), value, revision, created, version)
+        return Record(raw.decode(), value, revision, created, version, lease)
 
     # -- writing
 
@@ -158,15 +181,13 @@ class SqliteStore(Store):
         self._check_process()
         with self._write_lock, self._typed("write"), self._transaction():
             run = self._writer
+            self._end_leases("until_s <= ?", time.monotonic())
             ok = all(compare.holds(self._fetch(run, compare.key.encode())) for compare in compares)
             ops = then if ok else orelse
+            self._check_leases({op.lease for op in ops if isinstance(op, Put) and op.lease})
             before = {op.key: self._fetch(run, op.key.encode()) for op in ops}
-            revision = _meta(run, "revision")
             changes = [op for op in ops if isinstance(op, Put) or (isinstance(op, Delete) and before[op.key])]
-            if changes:
-                revision += 1
-                self._make_room(len(changes))
-                run.execute("update meta set value = ? where name = 'revision'", (revision,))
+            revision = self._next_revision(len(changes)) if changes else _meta(run, "revision")
             written = {op.key: self._write(op, before[op.key], revision) for op in changes}
             results = tuple(written[op.key] if isinstance(op, Put) else before[op.key] for op in ops)
         if changes:
@@ -174,20 +195,27 @@ class SqliteStore(Store):
                 self._changed.notify_all()
         return TxnResult(ok, results, revision)
 
+    def _next_revision(self, changes: int) -> int:
+        """Of a transaction that makes so many."""
+        self._make_room(changes)
+        self._writer.execute("update meta set value = value + 1 where name = 'revision'")
+        return _meta(self._writer, "revision")
+
     def _write(self, op: Op, old: Record | None, revision: int) -> Record | None:
         raw = op.key.encode()
-        insert_event = "insert into event (revision, key, value, created, version) values (?, ?, ?, ?, ?)"
+        insert_event = "insert into event (revision, key, value, created, version, lease) values (?, ?, ?, ?, ?, ?)"
         if not isinstance(op, Put):
             self._writer.execute("delete from kv where key = ?", (raw,))
-            self._writer.execute(insert_event, (revision, raw, None, 0, 0))
+            self._writer.execute(insert_event, (revision, raw, None, 0, 0, ""))
             return None
         created, version = (old.created_revision, old.version + 1) if old else (revision, 1)
         crc = crc32(op.value, crc32(raw))
         self._writer.execute(
-            "insert or replace into kv values (?, ?, ?, ?, ?, ?)", (raw, op.value, crc, revision, created, version)
+            "insert or replace into kv (key, value, crc, revision, created, version, lease) values (?, ?, ?, ?, ?, ?, ?)",
+            (raw, op.value, crc, revision, created, version, op.lease),
         )
-        self._writer.execute(insert_event, (revision, raw, op.value, created, version))
-        return Record(op.key, op.value, revision, created, version)
+        self._writer.execute(insert_event, (revision, raw, op.value, created, version, op.lease))
+        return Record(op.key, op.value, revision, created, version, op.lease)
 
     def _make_room(self, count: int) -> None:
         """Forget the oldest changes, whole revisions at a time, before new ones take their place."""
@@ -199,6 +227,62 @@ class SqliteStore(Store):
         if last is not None:
             run.execute("delete from event where revision <= ?", last)
             run.execute("update meta set value = ? where name = 'forgotten'", last)
+
+    # -- leases
+
+    def grant(self, ttl_s: float) -> tuple[str, float]:
+        id = secrets.token_hex(8)
+        with self._writing() as run:
+            run.execute("insert into lease values (?, ?, ?)", (id, ttl_s, time.monotonic() + ttl_s))
+        return id, ttl_s
+
+    def renew(self, lease: str) -> float:
+        with self._writing() as run:
+            self._end_leases("until_s <= ?", time.monotonic())
+            query = "update lease set until_s = ttl_s + ? where id = ? returning ttl_s"
+            found = run.execute(query, (time.monotonic(), lease)).fetchone()
+        if found is None:
+            raise lost_error(self.name, lease)
+        return float(found[0])
+
+    def revoke(self, lease: str) -> None:
+        with self._writing():
+            self._end_leases("id = ?", lease)
+
+    def _check_leases(self, leases: set[str]) -> None:
+        for lease in leases:
+            if self._writer.execute("select 1 from lease where id = ?", (lease,)).fetchone() is None:
+                raise lost_error(self.name, lease)
+
+    def _end_leases(self, where: str, arg: float | str) -> None:
+        """In a transaction: each one's keys go as one revision."""
+        for (lease,) in self._writer.execute(f"select id from lease where {where} order by until_s", (arg,)).fetchall():
+            self._writer.execute("delete from lease where id = ?", (lease,))
+            keys = self._writer.execute("select key from kv where lease = ? order by key", (lease,)).fetchall()
+            revision = self._next_revision(len(keys)) if keys else 0
+            for (raw,) in keys:
+                self._write(Delete(raw.decode()), None, revision)
+
+    def _end_leases_of_another_boot(self) -> None:
+        boot = crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+        if _meta(self._writer, "boot") != boot:
+            self._end_leases("id != ?", "")
+            self._writer.execute("update meta set value = ? where name = 'boot'", (boot,))
+
+    def _expire(self) -> None:
+        """What is read next is without the keys of leases that have ended."""
+        now_s = time.monotonic()
+        with self._reading() as run:
+            due = run.execute("select 1 from lease where until_s <= ? limit 1", (now_s,)).fetchone()
+        if due:
+            with self._writing():
+                self._end_leases("until_s <= ?", now_s)
+
+    def _next_end_s(self) -> float:
+        """When the next lease ends."""
+        with self._reading() as run:
+            found = run.execute("select min(until_s) from lease").fetchone()[0]
+        return float("inf") if found is None else float(found)
 
     # -- watching
 
@@ -214,7 +298,7 @@ class SqliteStore(Store):
                 revision = _meta(run, "revision")
                 if not _meta(run, "forgotten") <= cursor <= revision:
                     return [], revision, True
-                query = f"select revision, key, value, created, version from event where revision > ? and {where}"
+                query = f"select revision, key, value, created, version, lease from event where revision > ? and {where}"
                 rows = run.execute(f"{query} order by id", (cursor, *args)).fetchall()
             finally:
                 run.execute("rollback")
@@ -250,11 +334,30 @@ class SqliteStore(Store):
             yield self._reader
 
     @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        self._check_process()
+        with self._write_lock, self._typed("write"), self._transaction():
+            yield self._writer
+        with self._changed:
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        give_up = time.monotonic() + self._busy_s
+        while True:
+            try:
+                self._writer.execute("begin immediate")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+            time.sleep(_RETRY_S)
+
+    @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._check_process()
         if self._closed:
             raise closed_error(self.name)
-        self._writer.execute("begin immediate")
+        self._begin()
         try:
             yield
             self._writer.execute("commit")
@@ -303,18 +406,19 @@ class _SqliteWatch:
         self._prefix = prefix
         self._cursor = cursor
         self._seen = -1  # SQLite's data_version when the store was last looked at
+        self._lease_end_s = 0.0  # the next, by then
         self._synced = False
         self._ready: deque[Event] = deque()
         self._closed = False
 
     def next(self, timeout_s: float | None = None) -> Event | None:
-        give_up = None if timeout_s is None else monotonic() + timeout_s
+        give_up = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.closed:
             if not self._ready:
                 self._collect()
             if self._ready:
                 return self._ready.popleft()
-            left = _POLL_S if give_up is None else min(give_up - monotonic(), _POLL_S)
+            left = _POLL_S if give_up is None else min(give_up - time.monotonic(), _POLL_S)
             if left <= 0:
                 return None
             with self._store._changed:
@@ -324,9 +428,13 @@ class _SqliteWatch:
 
     def _collect(self) -> None:
         try:
+            if self._lease_end_s <= time.monotonic():
+                self._store._expire()
+                self._lease_end_s = self._store._next_end_s()
             version = self._store._data_version()
             if version == self._seen:
                 return
+            self._lease_end_s = self._store._next_end_s()
             events, revision, lost = self._store._events_after(self._cursor, self._prefix)
         except StoreError:
             if self.closed:  # closed by another thread meanwhile
@@ -364,8 +472,8 @@ def _meta(run: sqlite3.Connection, name: str) -> int:
     return int(run.execute("select value from meta where name = ?", (name,)).fetchone()[0])
 
 
-def _event(revision: int, raw: bytes, value: bytes | None, created: int, version: int) -> Event:
+def _event(revision: int, raw: bytes, value: bytes | None, created: int, version: int, lease: str) -> Event:
     key = raw.decode()
     if value is None:
         return Event("DELETE", revision, key)
-    return Event("PUT", revision, key, Record(key, value, revision, created, version))
+    return Event("PUT", revision, key, Record(key, value, revision, created, version, lease))

@@ -6,31 +6,39 @@ Laws, held by tests/store for every backend:
   3. A read after a write sees it, from any thread and, on disk, from any process.
   4. A watch from revision r delivers exactly the changes after r, in order, once, or says RESET: read everything again.
   5. Keys sort as their UTF-8 bytes; a range is one snapshot.
+  6. Keys put with a lease vanish with it, all of them as one revision; a put without one takes its key off the lease.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal, Protocol, Self
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 import msgspec
 
-from clipper.errors import InvalidInput, StoreConflict, StoreError
+from clipper.errors import InvalidInput, LeaseLost, StoreConflict, StoreError
+from clipper.store.lease import Lease
+
+if TYPE_CHECKING:
+    from clipper.store.election import Candidate
 
 ABSENT: Final = 0  # the revision of a key that does not exist
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
 TXN_OPS_MAX: Final = 128
+TTL_S_MIN, TTL_S_MAX = 0.05, 86_400.0  # of leases; a server's own least is longer: etcd's is 2 s
 EVENTS_MAX: Final = 10_000  # changes kept for watches; whoever falls further behind is told RESET
 
 
 class Record(msgspec.Struct, frozen=True):
     """revision: of the last change.  created_revision: of the first since the key was last absent.
-    version: number of writes since then."""
+    version: number of writes since then.  lease: the id of that with which it goes; "" for none."""
 
     key: str
     value: bytes
     revision: int
     created_revision: int
     version: int
+    lease: str = ""
 
 
 class Compare(msgspec.Struct, frozen=True):
@@ -47,8 +55,11 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Put(msgspec.Struct, frozen=True):
+    """lease: the id of that with which the key goes. LeaseLost, and nothing is written, when it has run out."""
+
     key: str
     value: bytes
+    lease: str = ""
 
 
 class Delete(msgspec.Struct, frozen=True):
@@ -98,7 +109,7 @@ class Watch(Protocol):
 
 
 class Store(Protocol):
-    """Threads: any. Errors: StoreError (unreachable, full, damaged), StoreConflict, InvalidInput (too big)."""
+    """Threads: any. Errors: StoreError (unreachable, full, damaged), StoreConflict, LeaseLost, InvalidInput (too big)."""
 
     name: str
     remote: bool = False  # whether an answer may take longer than a disk does
@@ -124,14 +135,44 @@ class Store(Protocol):
         """End the watches and let go of files. Closing twice is fine."""
         ...
 
-    def put(self, key: str, value: bytes) -> Record:
-        record = self.txn((), (Put(key, value),)).results[0]
+    # -- leases: what a backend does; users take `lease`
+
+    def grant(self, ttl_s: float) -> tuple[str, float]:
+        """-> the new lease's id, and how long it lives, which may be longer than was asked for."""
+        ...
+
+    def renew(self, lease: str) -> float:
+        """It lives that long from now on; -> seconds. LeaseLost when it has run out."""
+        ...
+
+    def revoke(self, lease: str) -> None:
+        """It ends now, and its keys with it. One that has ended is fine."""
+        ...
+
+    # -- in terms of these
+
+    def lease(self, ttl_s: float) -> Lease:
+        """Keys that were put with its id vanish `ttl_s` after it was last renewed: `keeping()` renews it in time."""
+        check_ttl(ttl_s)
+        began_s = monotonic()
+        id, ttl_s = self.grant(ttl_s)
+        return Lease(self, id, ttl_s, began_s)
+
+    def elect(self, name: str, value: bytes, lease: Lease) -> "Candidate":
+        """Stand for election: one of those who stand under this name is the leader, who stood longest. value: for others to
+        read.  lease: whoever loses it has lost the election."""
+        from clipper.store.election import Candidate
+
+        return Candidate(self, name, value, lease)
+
+    def put(self, key: str, value: bytes, lease: str = "") -> Record:
+        record = self.txn((), (Put(key, value, lease),)).results[0]
         assert record is not None
         return record
 
-    def put_if(self, key: str, value: bytes, revision: int) -> Record:
+    def put_if(self, key: str, value: bytes, revision: int, lease: str = "") -> Record:
         """Write if the key is still at `revision` (ABSENT: if there is no such key); else StoreConflict."""
-        result = self.txn((Compare(key, revision),), (Put(key, value),))
+        result = self.txn((Compare(key, revision),), (Put(key, value, lease),))
         record = result.results[0] if result.ok else None
         if record is None:
             raise StoreConflict(f"{key!r} is not at revision {revision}.", hint="Read it again and decide again.")
@@ -176,6 +217,11 @@ def check_txn(compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[
         check_key(compare.key)
 
 
+def check_ttl(ttl_s: float) -> None:
+    if not TTL_S_MIN <= ttl_s <= TTL_S_MAX:
+        raise InvalidInput(f"a lease of {ttl_s:g} s: {TTL_S_MIN:g} to {TTL_S_MAX:g} are possible.")
+
+
 def check_key(key: str) -> bytes:
     """The key as it is stored."""
     try:
@@ -189,3 +235,7 @@ def check_key(key: str) -> bytes:
 
 def closed_error(name: str) -> StoreError:
     return StoreError(f"store {name} is closed.", hint="Open it again.")
+
+
+def lost_error(store: str, lease: str) -> LeaseLost:
+    return LeaseLost(f"lease {lease!r} of store {store} has run out or was revoked.", hint="Take a new one and write again.")

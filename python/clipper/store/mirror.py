@@ -1,0 +1,251 @@
+"""A part of the store in this process's memory, kept fresh by a watch: what is read a thousand times for each change.
+
+Values are decoded when they are first looked at, so that 20 000 records cost their listing only. While the store is away the
+last known content stays, and `stale_s` says for how long. A watch that missed changes (RESET) lists everything again, and what
+differs is told as changes: whoever follows them sees no gap.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from clipper.errors import StoreError
+from clipper.store.store import Event, Record, Store, Watch
+
+POLL_S: Final = 0.5  # a quiet store is heard of so often
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
+_BATCH = 1000
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Change(Generic[T]):
+    """One key's change. old, new: the records; None: there was, or is, none. Several changes in a row may be told as one."""
+
+    __slots__ = ("_decode", "key", "new", "old")
+
+    def __init__(self, key: str, old: Record | None, new: Record | None, decode: Callable[[Record], T | None]) -> None:
+        self.key, self.old, self.new, self._decode = key, old, new, decode
+
+    @property
+    def before(self) -> T | None:
+        return self._decode(self.old) if self.old is not None else None
+
+    @property
+    def after(self) -> T | None:
+        return self._decode(self.new) if self.new is not None else None
+
+    def __repr__(self) -> str:
+        return f"Change({self.key!r}, {self.old!r}, {self.new!r})"
+
+
+class Mirror(Mapping[str, T]):
+    """key -> what `decode` made of its value. Keys are without the prefix. Threads: any.
+
+    A value that `decode` refuses (any exception) is logged once and is not there for `get`, `values` and `items`; `record` has
+    it. Each key by itself never goes back in time; several keys that a transaction wrote together may be seen one by one.
+    wait: list the records before the constructor returns, StoreError when that fails; else they come when the store does.
+    """
+
+    def __init__(self, store: Store, prefix: str, decode: Callable[[bytes], T], *, wait: bool = True) -> None:
+        self._store, self._prefix, self._decode_value = store, prefix, decode
+        self._records: dict[str, Record] = {}
+        self._decoded: dict[str, tuple[Record, T | None]] = {}
+        self._revision = -1
+        self._heard_s = float("-inf")
+        self._trouble: StoreError | None = None
+        self._changed = threading.Condition()
+        self._callbacks: list[Callable[[list[Change[T]]], Any]] = []
+        self._watch: Watch | None = None
+        self._stop = threading.Event()
+        if wait:
+            self._list()
+        self._thread = threading.Thread(target=self._run, name="clipper-mirror", daemon=True)
+        self._thread.start()
+
+    # -- reading
+
+    def __getitem__(self, key: str) -> T:
+        record = self._records.get(key)
+        value = self._value(record) if record is not None else None
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        record = self._records.get(key)
+        value = self._value(record) if record is not None else None
+        return default if value is None else value
+
+    def record(self, key: str) -> Record | None:
+        """As the store has it: its revision is what a Compare wants."""
+        return self._records.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys there are now, in no order."""
+        return iter(list(self._records))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def values(self) -> Any:
+        return [value for _, value in self.items()]
+
+    def items(self) -> Any:
+        found = ((key, self._value(record)) for key, record in list(self._records.items()))
+        return [(key, value) for key, value in found if value is not None]
+
+    def _value(self, record: Record) -> T | None:
+        known = self._decoded.get(record.key)
+        if known is not None and known[0] is record:
+            return known[1]
+        try:
+            value: T | None = self._decode_value(record.value)
+        except Exception as error:
+            _log.error("the record %r at revision %d cannot be read: %s", record.key, record.revision, error)
+            value = None
+        self._decoded[record.key] = record, value  # with its record: a newer one that came meanwhile is not hidden by it
+        return value
+
+    @property
+    def revision(self) -> int:
+        """Of the newest change that is in here, or of the listing; -1 before the first."""
+        return self._revision
+
+    @property
+    def stale_s(self) -> float:
+        """Since the store was last heard of: at most half a second while it is there; infinite before the first listing."""
+        return monotonic() - self._heard_s
+
+    @property
+    def trouble(self) -> StoreError | None:
+        """Why the store is not heard of; None while it is."""
+        return self._trouble
+
+    def wait_for(self, predicate: Callable[[Self], Any], timeout_s: float | None = None) -> bool:
+        """Whether `predicate(self)` came to be true in time. It is asked again after each change, under a lock: be brief."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop.is_set() or predicate(self), timeout_s)
+            return bool(predicate(self))
+
+    def on_change(self, callback: Callable[[list[Change[T]]], Any]) -> None:
+        """Call it with what has changed, on the mirror's thread, when it can be read here already. What it raises is logged."""
+        self._callbacks.append(callback)
+
+    # -- following
+
+    def _run(self) -> None:
+        pause_s = PAUSE_S_MIN
+        while not self._stop.is_set():
+            try:
+                if self._watch is None:
+                    self._tell(self._list())
+                if not self._follow():
+                    return  # the store was closed
+            except StoreError as error:
+                if self._trouble is None and not self._stop.is_set():
+                    _log.warning("the mirror of %r is not fresh: %s", self._prefix, error)
+                    pause_s = PAUSE_S_MIN
+                self._trouble = error
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _follow(self) -> bool:
+        """Until the end (False), or until everything has to be listed again (True)."""
+        watch = self._watch
+        assert watch is not None
+        while not self._stop.is_set():
+            event = watch.next(POLL_S)
+            if event is None and watch.closed:
+                return False
+            self._heard()
+            batch = []
+            while event is not None and event.kind != "RESET":
+                batch.append(event)
+                event = watch.next(0) if len(batch) < _BATCH else None
+            self._take(batch)
+            if event is not None:  # the listing will be newer than whatever else the watch holds
+                watch.close()
+                self._watch = None
+                return True
+        return False
+
+    def _heard(self) -> None:
+        self._heard_s = monotonic()
+        if self._trouble is not None:
+            self._trouble = None
+            _log.info("the mirror of %r is fresh again", self._prefix)
+
+    def _list(self) -> list[Change[T]]:
+        """Read everything, and begin a watch behind it; -> what differs from what was known."""
+        records, revision = self._store.range(self._prefix)
+        skip = len(self._prefix)
+        fresh = {record.key[skip:]: record for record in records}
+        old = self._records
+        gone = [(key, record, None) for key, record in old.items() if key not in fresh]
+        new = [(key, old.get(key), record) for key, record in fresh.items() if old.get(key) != record]
+        self._watch = self._store.watch(self._prefix, revision)
+        with self._changed:
+            self._records, self._revision = fresh, revision
+            for key, _, _ in gone:
+                self._decoded.pop(self._prefix + key, None)
+            self._changed.notify_all()
+        self._heard()
+        return [Change(key, before, after, self._value_of_change) for key, before, after in (*gone, *new)]
+
+    def _value_of_change(self, record: Record) -> T | None:
+        if self._records.get(record.key[len(self._prefix) :]) is record:
+            return self._value(record)
+        try:
+            return self._decode_value(record.value)
+        except Exception:
+            return None  # it was logged when it was current
+
+    def _take(self, events: Iterable[Event]) -> None:
+        with self._changed:
+            changes = [self._apply(event) for event in events if event.kind != "SYNC"]
+            self._changed.notify_all()
+        self._tell(changes)
+
+    def _apply(self, event: Event) -> Change[T]:
+        key = event.key[len(self._prefix) :]
+        old = self._records.get(key)
+        if event.record is not None:
+            self._records[key] = event.record
+        else:
+            self._records.pop(key, None)
+            self._decoded.pop(event.key, None)
+        self._revision = event.revision
+        return Change(key, old, event.record, self._value_of_change)
+
+    def _tell(self, changes: list[Change[T]]) -> None:
+        for callback in self._callbacks if changes else ():
+            try:
+                callback(changes)
+            except Exception:
+                _log.exception("a callback of the mirror of %r", self._prefix)
+
+    # -- the end
+
+    def close(self) -> None:
+        """What was known stays readable. Closing twice is fine."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        watch = self._watch
+        if watch is not None:
+            watch.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,88 @@
+"""One leader at a time; a deposed one cannot write."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from clipper.errors import LeaseLost
+from clipper.store import Put, Store
+from clipper.testing import wait_until
+
+OpenStore = Callable[[int], Store]
+
+
+def test_who_stands_first_leads_and_the_next_follows(store: Store) -> None:
+    with store.lease(60) as one, store.lease(60) as two:
+        a, b = store.elect("reaper", b"a", one), store.elect("reaper", b"b", two)
+        assert a.is_leader
+        assert a.wait(0)
+        assert not b.wait(0)
+        assert a.leader == b.leader == b"a"
+        other = store.elect("other", b"b", two)
+        assert other.is_leader, "an election has its name"
+        told: list[bool] = []
+        b.on_change(told.append)
+        a.resign()
+        a.resign()
+        assert not a.is_leader
+        assert b.wait(20)
+        assert b.leader == b"b"
+        wait_until(lambda: told == [True])
+        b.resign()
+        assert told == [True, False]
+        other.resign()
+
+
+def test_the_leader_is_told_at_once(store: Store) -> None:
+    with store.lease(60) as lease:
+        told: list[bool] = []
+        candidate = store.elect("x", b"", lease)
+        candidate.on_change(lambda leads: 1 / 0)
+        candidate.on_change(told.append)
+        assert told == [True]
+        candidate.resign()
+
+
+def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s: float) -> None:
+    """It knows by its own clock, before anybody else leads; and what it writes under its guard does not happen."""
+    dying, living = store.lease(short_s), store.lease(60)
+    first, second = store.elect("x", b"1", dying), store.elect("x", b"2", living)
+    assert first.is_leader
+    guard = first.guard
+    assert store.txn((guard,), (Put("work", b"first"),)).ok
+    assert second.wait(20)
+    assert not first.is_leader
+    assert second.epoch > first.epoch
+    assert not store.txn((guard,), (Put("work", b"late"),)).ok
+    assert store.txn((second.guard,), (Put("work", b"second"),)).ok
+    first.resign()
+    second.resign()
+    with pytest.raises(LeaseLost, match="stand"):
+        second.guard  # noqa: B018
+    living.revoke()
+
+
+def test_never_two_leaders(store: Store) -> None:
+    """Ten stand, each resigns as soon as it leads: whoever leads is alone, and their epochs grow."""
+    leases = [store.lease(60) for _ in range(10)]
+    epochs: list[int] = []
+    busy = threading.Lock()
+
+    def serve(index: int) -> None:
+        candidate = store.elect("x", b"%d" % index, leases[index])
+        assert candidate.wait(20)
+        assert busy.acquire(blocking=False), "two leaders"
+        epochs.append(candidate.epoch)
+        busy.release()
+        candidate.resign()
+
+    threads = [threading.Thread(target=serve, args=(index,)) for index in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(epochs) == 10
+    assert epochs == sorted(epochs)
+    for lease in leases:
+        lease.revoke()

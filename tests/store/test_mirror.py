@@ -1,0 +1,208 @@
+"""The mirror follows its store, whatever happens to the watch."""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clipper.errors import StoreError
+from clipper.store import ABSENT, Compare, Delete, Event, MemoryStore, Mirror, Put, Store
+from clipper.store.mirror import Change
+from clipper.testing import wait_until
+
+OpenStore = Callable[[int], Store]
+
+
+def test_a_mirror_has_what_the_store_has(store: Store) -> None:
+    store.put("m/a", b"1")
+    store.put("x", b"-")
+    with Mirror(store, "m/", int) as mirror:
+        assert dict(mirror.items()) == {"a": 1}
+        assert "a" in mirror
+        assert "x" not in mirror
+        record = store.txn((), (Put("m/b", b"2"), Delete("m/a"))).results[0]
+        assert mirror.wait_for(lambda m: "b" in m and "a" not in m, 20)
+        assert mirror["b"] == 2
+        assert mirror.record("b") == record
+        assert mirror.get("a") is None
+        assert mirror.get("a", 7) == 7
+        assert list(mirror) == ["b"]
+        assert len(mirror) == 1
+        assert mirror.revision == store.revision
+        assert mirror.stale_s < 20
+        assert mirror.trouble is None
+    assert mirror["b"] == 2, "what was known stays readable"
+
+
+def test_changes_are_told_when_they_can_be_read(store: Store) -> None:
+    told: list[tuple[str, int | None, int | None, bool]] = []
+    store.put("m/a", b"1")
+    with Mirror(store, "m/", int) as mirror:
+
+        def note(changes: list[Change[int]]) -> None:
+            told.extend((c.key, c.before, c.after, c.new is None or c.key in mirror) for c in changes)
+
+        mirror.on_change(note)
+        mirror.on_change(lambda changes: 1 / 0)
+        store.put("m/a", b"2")
+        store.put("m/b", b"3")
+        store.delete("m/a")
+        wait_until(lambda: len(told) == 3)
+    assert told == [("a", 1, 2, True), ("b", None, 3, True), ("a", 2, None, True)] or told[0][:3] == ("a", 1, 2)
+
+
+def test_what_cannot_be_decoded_is_not_there_and_hides_nothing_else(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.put("m/a", b"not a number")
+    store.put("m/b", b"1")
+    with Mirror(store, "m/", int) as mirror:
+        assert dict(mirror.items()) == {"b": 1}
+        assert mirror.get("a") is mirror.get("a") is None
+        with pytest.raises(KeyError):
+            mirror["a"]
+        assert mirror.record("a") is not None
+        assert [r.message.split(":")[0] for r in caplog.records] == ["the record 'm/a' at revision 1 cannot be read"]
+        store.put("m/a", b"2")
+        assert mirror.wait_for(lambda m: m.get("a") == 2, 20)
+
+
+def test_values_are_decoded_once_and_only_when_asked_for(store: Store) -> None:
+    decoded: list[bytes] = []
+    for i in range(3):
+        store.put(f"m/{i}", b"%d" % i)
+    with Mirror(store, "m/", lambda value: (decoded.append(value), value)[1]) as mirror:
+        assert decoded == []
+        assert mirror["1"] == mirror["1"] == b"1"
+        assert decoded == [b"1"]
+
+
+def test_a_watch_that_missed_changes_costs_no_change(open_with: OpenStore) -> None:
+    """More changes at once than the store keeps: RESET, and what differs is told."""
+    store = open_with(10)
+    store.put("m/gone", b"0")
+    told: dict[str, tuple[Any, Any]] = {}
+    go_on = threading.Event()
+    with Mirror(store, "m/", int) as mirror:
+        mirror.on_change(lambda changes: (told.update({c.key: (c.before, c.after) for c in changes}), go_on.wait(20)))
+        store.put("m/first", b"1")
+        wait_until(lambda: told, "its thread stands in the callback")
+        store.delete("m/gone")
+        for i in range(30):
+            store.put(f"m/{i % 15}", b"%d" % i)
+        go_on.set()
+        assert mirror.wait_for(lambda m: m.get("14") == 29, 20)
+        wait_until(lambda: len(told) == 17)
+        assert dict(mirror.items()) == {"first": 1, **{str(i): i + 15 for i in range(15)}}
+    assert told["gone"] == (0, None)
+    assert told["3"] == (None, 18)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mirror_follows_random_writers(open_with: OpenStore, seed: int) -> None:
+    """Told changes, applied one after the other, make the same content as the mirror, and as the store."""
+    store, rng = open_with(20), random.Random(seed)
+    twin: dict[str, int] = {}
+
+    def follow(changes: list[Change[int]]) -> None:
+        for change in changes:
+            assert twin.get(change.key) == change.before
+            if change.after is None:
+                twin.pop(change.key, None)
+            else:
+                twin[change.key] = change.after
+        assert twin == dict(mirror.items()) or len(changes) < 1000
+
+    def write(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(60):
+            key = f"m/{rng.randrange(8)}"
+            ops = (Delete(key),) if rng.random() < 0.4 else (Put(key, b"%d" % rng.randrange(1000)),)
+            store.txn((Compare("never", ABSENT),), ops)
+
+    with Mirror(store, "m/", int) as mirror:
+        mirror.on_change(follow)
+        writers = [threading.Thread(target=write, args=(rng.random(),)) for _ in range(3)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        end = store.put("m/end", b"1")
+        assert mirror.wait_for(lambda m: m.revision >= end.revision, 20)
+        wait_until(lambda: "end" in twin)
+        expected = {record.key[2:]: int(record.value) for record in store.range("m/")[0]}
+        assert dict(mirror.items()) == twin == expected
+
+
+class Flaky(MemoryStore):
+    """Away while `away`."""
+
+    away = False
+
+    def range(self, prefix: str) -> Any:
+        if self.away:
+            raise StoreError("away")
+        return super().range(prefix)
+
+    def watch(self, prefix: str, from_revision: int | None = None) -> Any:
+        watch, store = super().watch(prefix, from_revision), self
+        plain = watch.next
+
+        def next(timeout_s: float | None = None) -> Event | None:
+            if store.away:
+                raise StoreError("away")
+            return plain(min(timeout_s or 0, 0.02))
+
+        watch.next = next  # type: ignore[method-assign]
+        return watch
+
+
+def test_a_mirror_outlives_a_store_that_is_away() -> None:
+    store = Flaky()
+    store.put("a", b"1")
+    with Mirror(store, "", int) as mirror:
+        store.away = True
+        wait_until(lambda: mirror.trouble)
+        store.put("b", b"2")
+        assert mirror["a"] == 1
+        known_s = mirror.stale_s
+        wait_until(lambda: mirror.stale_s > known_s)
+        assert "b" not in mirror
+        store.away = False
+        assert mirror.wait_for(lambda m: m.get("b") == 2, 20)
+        assert mirror.trouble is None
+
+
+def test_a_mirror_may_begin_before_its_store() -> None:
+    store = Flaky()
+    store.put("a", b"1")
+    store.away = True
+    with pytest.raises(StoreError):
+        Mirror(store, "", int)
+    with Mirror(store, "", int, wait=False) as mirror:
+        told: list[str] = []
+        mirror.on_change(lambda changes: told.extend(change.key for change in changes))
+        assert mirror.stale_s == float("inf")
+        assert not mirror.wait_for(lambda m: "a" in m, 0)
+        store.away = False
+        assert mirror.wait_for(lambda m: "a" in m, 20)
+        wait_until(lambda: told == ["a"])
+
+
+def test_closing_ends_whoever_waits(store: Store) -> None:
+    mirror = Mirror(store, "m/", int)
+    found: list[bool] = []
+    waiter = threading.Thread(target=lambda: found.append(mirror.wait_for(lambda m: "a" in m)))
+    waiter.start()
+    mirror.close()
+    mirror.close()
+    waiter.join(20)
+    assert found == [False]
+
+
+def test_a_mirror_ends_with_its_store(store: Store) -> None:
+    mirror = Mirror(store, "m/", int)
+    store.close()
+    mirror._thread.join(20)
+    assert not mirror._thread.is_alive()
+    mirror.close()
