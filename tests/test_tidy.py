@@ -21,15 +21,15 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
-    ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes"),
+    ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log"),
     ("lz4", "json_rows", "http_head", "optimizer", "initializer"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider", "row_index"),
     ("column", "linear", "lesson", "row_arena"),
     ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
     ("hearing", "embedding", "http_infer"),
-    ("task", "correction", "output"),
-    ("piece", "batch_log"),
+    ("task", "correction", "output", "shard_line"),
+    ("piece", "batch_log", "shard_door"),
     ("future", "lane", "link"),
     ("mailbox", "replica", "bulk", "demand", "asking"),
     ("crew",),

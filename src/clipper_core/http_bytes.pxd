@@ -11,6 +11,7 @@ cdef extern from "http_bytes.hpp" namespace "clipper" nogil:
         const u8* at() noexcept         # the first of them; until the next put
         u8* reserve(u64 n) noexcept     # where n more can be written, then counted by `end`; NULL: no memory
         u64 end
+        u64 room
         void put(const void* data, u64 n) noexcept
         void put_byte(u8 byte) noexcept
         void put_text(const char* text) noexcept

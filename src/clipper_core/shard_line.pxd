@@ -1,0 +1,104 @@
+# What a shard does with the messages of a connection: rows pulled and pushed here, all else given to Python.
+#
+# Threads: the loop's, but for what is atomic, the posts and the log.
+from libcpp.vector cimport vector
+from clipper_core.embedding_rows cimport Rows
+from clipper_core.http_bytes cimport Bytes, Post
+from clipper_core.machine cimport atomic, u8, u32, u64
+from clipper_core.shard_log cimport ShardLog
+
+cdef extern from "shard_line.hpp" namespace "clipper" nogil:
+    cdef enum ShardKind:
+        SHARD_PULL
+        SHARD_PUSH
+        SHARD_CALL
+        SHARD_ANSWER
+        SHARD_REFUSED
+    cdef enum ShardRefusal:
+        NOT_ADMITTED
+        NOT_READY
+        OTHER_EPOCH
+        TOO_STALE
+        TOO_OLD
+    cdef cppclass ShardHead:
+        u8 kind
+        u8 dtype
+        u8 flags
+        u32 table
+        u32 rows
+        u64 id
+        u64 epoch               # 0: of any
+        u64 worker
+        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its repetition
+        u64 model               # the version it was computed at, 0 for none; of an answer: the shard's
+        float scale             # of the rate
+        u32 payload_bytes
+    bint shard_head_is_one(const ShardHead& head) noexcept
+    ShardHead shard_answer(const ShardHead& to, u8 kind, u64 epoch, u64 model) noexcept
+    u64 padded(u64 nbytes) noexcept
+
+cdef enum:
+    HEAD_BYTES = 64
+    TABLES_MAX = 1024
+    DUPLICATE = 1               # flag of an answer: this push was applied before
+    BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
+
+cdef cppclass Place:            # a table as the loop has it
+    Rows* rows
+    atomic[u64]* pushes
+    float* spare                # a row
+    u32 flags
+
+cdef cppclass Caller:
+    int fd
+    u32 number
+    u32 generation              # of this number: answers to the one before it go nowhere
+    bint admitted
+    bint closing                # when its output is sent
+    bint watched                # for room to write
+    u32 calls                   # with Python now
+    Bytes input
+    Bytes output
+
+cdef cppclass Call:             # what Python is to answer
+    u32 conn
+    u32 generation
+    ShardHead head
+    Bytes body
+
+cdef cppclass Reply:            # an answer on its way to the loop
+    u32 conn
+    u32 generation
+    bint admit
+    bint close
+    Bytes bytes
+
+cdef cppclass DoorState:
+    int epoll_fd
+    vector[int] listeners
+    vector[Caller*] callers
+    vector[u32] unused
+    Place[1024] places
+    atomic[u32] place_count
+    Post post                   # of Reply
+    Post calls                  # of Call
+    ShardLog log
+    u64 frame_bytes_max
+    u32 connections_max
+    atomic[u32] stop
+    atomic[u32] ready           # else pulls and pushes are refused: it recovers
+    atomic[u64] epoch
+    atomic[u64] model           # version: pushes applied
+    atomic[u32] stamp           # marks rows in use
+    atomic[u32] lag_max         # pushes that are staler are refused; 0: none
+    atomic[u32] slows           # a stale push has a smaller rate
+    atomic[u64] pulls
+    atomic[u64] pulled
+    atomic[u64] pushes
+    atomic[u64] pushed
+    atomic[u64] repeated
+    atomic[u64] refused
+    atomic[u32] connections
+
+cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil   # all that have come whole. False: what came is no frame
+cdef bint is_busy(Caller* c) noexcept nogil                     # it must read, or Python answer, before more is taken from it

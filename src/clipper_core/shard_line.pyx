@@ -1,0 +1,234 @@
+"""A shard's requests. A pull is read where the rows lie into the bytes that leave; a push is applied from the bytes that came.
+
+Whether an answer to a push leaves at once or when followers have the rows is the log's to say (shard_log.hpp). Refusals change
+nothing. A connection may only make calls until Python has admitted it.
+"""
+from libc.math cimport isfinite
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+from clipper_core.embedding_rows cimport PULL_I8, Distinct, Pulled, Pushed, distinct_init, rows_pull, rows_push
+from clipper_core.machine cimport acq_rel, acquire, eventfd_signal, i64, relaxed
+from clipper_core.optimizer cimport Stride, all_finite, stride_of
+from clipper_core.shard_log cimport OLD_PUSH, SEEN_PUSH, Held, Sighting
+from clipper_core.status cimport BAD_FRAME, BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN
+
+cdef enum:
+    CALLS_MAX = 64               # of one connection, with Python at once
+    STRANGER_BYTES_MAX = 65536   # of a frame, before its sender is admitted
+    OUTPUT_BYTES_MAX = 16777216  # unsent; then no more is read from that connection
+
+cdef int[4] _element = [4, 2, 2, 1]    # bytes, by kind of pull
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+cdef void _put_answer(DoorState* s, Caller* c, const ShardHead* to, u8 flags) noexcept nogil:
+    cdef ShardHead head = shard_answer(to[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    head.flags = flags
+    c.output.put(&head, HEAD_BYTES)
+
+
+cdef void _refuse(DoorState* s, Caller* c, const ShardHead* to, u32 why, i64 about) noexcept nogil:
+    """`rows` says why; the payload is the id, the lag or the limit that it is about."""
+    cdef ShardHead head = shard_answer(to[0], SHARD_REFUSED, s.epoch.load(relaxed), s.model.load(relaxed))
+    head.rows = why
+    head.payload_bytes = sizeof(i64)
+    s.refused.fetch_add(1, relaxed)
+    c.output.put(&head, HEAD_BYTES)
+    c.output.put(&about, sizeof(i64))
+
+
+# -- pull --------------------------------------------------------------------------------------------------------------
+
+cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
+    cdef Place* place = &s.places[h.table]
+    cdef u64 dim = place.rows.dim, n = h.rows, data, scales = 0, whole
+    cdef ShardHead head
+    cdef u8* to
+    if h.dtype > PULL_I8 or h.payload_bytes != 8 * n:
+        _refuse(s, c, h, BAD_FRAME, h.payload_bytes)
+        return
+    data = padded(n * dim * _element[h.dtype])
+    if h.dtype == PULL_I8:
+        scales = padded(4 * n)
+    whole = data + scales
+    if whole > s.frame_bytes_max:
+        _refuse(s, c, h, TOO_LARGE, <i64> s.frame_bytes_max)
+        return
+    to = c.output.reserve(HEAD_BYTES + whole)
+    if to == NULL:
+        return
+    head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    head.payload_bytes = <u32> whole
+    memcpy(to, &head, HEAD_BYTES)
+    if whole:
+        memset(to + HEAD_BYTES + data - min(<u64> 8, data), 0, min(<u64> 8, data))
+        memset(to + HEAD_BYTES + whole - min(<u64> 8, whole), 0, min(<u64> 8, whole))
+    rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to + HEAD_BYTES, <float*> (to + HEAD_BYTES + data),
+              place.spare, s.stamp.load(relaxed))
+    c.output.end += HEAD_BYTES + whole
+    s.pulls.fetch_add(1, relaxed)
+    s.pulled.fetch_add(n, relaxed)
+
+
+# -- push --------------------------------------------------------------------------------------------------------------
+
+cdef Sighting _seen(DoorState* s, const ShardHead* h, bint* full) noexcept nogil:
+    cdef Sighting sight
+    s.log.guard.lock()
+    sight = s.log.look(h.worker, h.sequence)
+    full[0] = s.log.waits() and s.log.held.size() >= s.log.held_max
+    s.log.guard.unlock()
+    return sight
+
+
+cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, u32 n, bint again) noexcept nogil:
+    """It is applied: note it, and answer now or when those who follow have it."""
+    cdef Held held
+    cdef ShardHead head
+    cdef bint waits
+    s.log.guard.lock()
+    if not again:
+        s.log.append(h.table, ids, n, h.worker, h.sequence)
+    waits = s.log.waits() and s.log.sure() < s.log.position()
+    if waits:
+        head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+        head.flags = DUPLICATE if again else 0
+        held.position, held.conn, held.generation = s.log.position(), c.number, c.generation
+        memcpy(&held.words[0], &head, HEAD_BYTES)
+        s.log.held.push_back(held)
+        eventfd_signal(s.log.fd)
+    s.log.guard.unlock()
+    if not waits:
+        _put_answer(s, c, h, DUPLICATE if again else 0)
+
+
+cdef i64 _first_bad(const i64* ids, const float* gradients, u64 n, u64 dim) noexcept nogil:
+    cdef u64 i
+    for i in range(n):
+        if not all_finite(gradients + i * dim, dim):
+            return ids[i]
+    return 0
+
+
+cdef double _scale(DoorState* s, const ShardHead* h, u64* lag) noexcept nogil:
+    """What the rate is multiplied by: a gradient of a model that is `lag` pushes old counts for less."""
+    cdef u64 now = s.model.load(relaxed)
+    lag[0] = now - h.model if h.model and now > h.model else 0
+    return <double> h.scale / max(<u64> 1, lag[0]) if s.slows.load(relaxed) else h.scale
+
+
+cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, const float* gradients,
+                 double scale) noexcept nogil:
+    cdef Place* place = &s.places[h.table]
+    cdef Distinct distinct
+    cdef Pushed pushed
+    cdef Stride stride
+    pushed.applied = pushed.made = pushed.unadmitted = pushed.refused = pushed.evicted = 0
+    if not distinct_init(&distinct, ids, h.rows):
+        _refuse(s, c, h, NO_MEMORY, h.rows)
+        return
+    stride = stride_of(&place.rows.rule, place.pushes.fetch_add(1, acq_rel) + 1, scale)
+    rows_push(place.rows, &stride, ids, &distinct, gradients, place.spare, s.stamp.load(relaxed), &pushed)
+    free(distinct.slots)
+    s.model.fetch_add(1, relaxed)
+    s.pushes.fetch_add(1, relaxed)
+    s.pushed.fetch_add(pushed.applied, relaxed)
+    _hold_or_answer(s, c, h, ids, h.rows, False)
+
+
+cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
+    cdef u64 dim = s.places[h.table].rows.dim, n = h.rows, lag = 0
+    cdef const i64* ids = <const i64*> payload
+    cdef const float* gradients = <const float*> (payload + 8 * n)
+    cdef bint full = False
+    cdef Sighting sight
+    cdef double scale
+    if h.payload_bytes != 8 * n + padded(4 * n * dim):
+        _refuse(s, c, h, BAD_FRAME, h.payload_bytes)
+        return
+    if not (h.scale > 0 and isfinite(h.scale)):
+        _refuse(s, c, h, BAD_INPUT, 0)
+        return
+    sight = _seen(s, h, &full)
+    if sight == SEEN_PUSH:
+        s.repeated.fetch_add(1, relaxed)
+        _hold_or_answer(s, c, h, ids, 0, True)
+        return
+    if sight == OLD_PUSH:
+        _refuse(s, c, h, TOO_OLD, <i64> h.sequence)
+        return
+    if full:
+        _refuse(s, c, h, FULL, <i64> s.log.held_max)
+        return
+    scale = _scale(s, h, &lag)
+    if s.lag_max.load(relaxed) and lag > s.lag_max.load(relaxed):
+        _refuse(s, c, h, TOO_STALE, <i64> lag)
+        return
+    if not all_finite(gradients, n * dim):
+        _refuse(s, c, h, BAD_INPUT, _first_bad(ids, gradients, n, dim))
+        return
+    _apply(s, c, h, ids, gradients, scale)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+cdef void _to_python(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
+    cdef Call* call = new Call()
+    call.conn, call.generation, call.head = c.number, c.generation, h[0]
+    call.body.put(payload, h.payload_bytes)
+    c.calls += 1
+    if call.body.lost or not s.calls.put(call):
+        c.calls -= 1
+        del call
+        _refuse(s, c, h, NO_MEMORY, 0)
+
+
+cdef void _obey(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
+    cdef u64 epoch = s.epoch.load(acquire)
+    if h.kind == SHARD_CALL:
+        _to_python(s, c, h, payload)
+        return
+    if not c.admitted:
+        _refuse(s, c, h, NOT_ADMITTED, 0)
+        return
+    if h.epoch and h.epoch != epoch:
+        _refuse(s, c, h, OTHER_EPOCH, <i64> epoch)
+        return
+    if not s.ready.load(acquire):
+        _refuse(s, c, h, NOT_READY, 0)
+        return
+    if h.table >= s.place_count.load(acquire):
+        _refuse(s, c, h, UNKNOWN, h.table)
+        return
+    if h.kind == SHARD_PULL:
+        _pull(s, c, h, payload)
+    elif s.places[h.table].flags & BY_PYTHON:
+        _to_python(s, c, h, payload)
+    else:
+        _push(s, c, h, payload)
+
+
+cdef bint is_busy(Caller* c) noexcept nogil:
+    return c.output.size() > OUTPUT_BYTES_MAX or c.calls >= CALLS_MAX
+
+
+cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil:
+    """All that have come whole. False: what came is no frame."""
+    cdef const ShardHead* h
+    cdef u64 limit = s.frame_bytes_max if c.admitted else <u64> STRANGER_BYTES_MAX
+    while c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing:
+        h = <const ShardHead*> c.input.at()
+        if not shard_head_is_one(h[0]) or h.kind > SHARD_CALL:
+            return False
+        if h.payload_bytes > limit:
+            _refuse(s, c, h, TOO_LARGE, <i64> limit)
+            c.closing = True        # what follows is not read
+            return True
+        if c.input.size() < HEAD_BYTES + h.payload_bytes:
+            return c.input.reserve(HEAD_BYTES + h.payload_bytes - c.input.size()) != NULL
+        _obey(s, c, h, c.input.at() + HEAD_BYTES)
+        h = <const ShardHead*> c.input.at()
+        c.input.drop(HEAD_BYTES + h.payload_bytes)
+    return True

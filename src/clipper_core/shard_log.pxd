@@ -1,0 +1,57 @@
+# What a shard has changed since each of its followers last heard of it, and which pushes it has seen: shard_log.hpp.
+#
+# Threads: any, under `guard`.
+from libcpp.deque cimport deque
+from libcpp.vector cimport vector
+from clipper_core.machine cimport i64, u32, u64
+
+cdef extern from "<mutex>" namespace "std" nogil:
+    cdef cppclass mutex:
+        void lock() noexcept
+        void unlock() noexcept
+
+cdef extern from "shard_log.hpp" namespace "clipper" nogil:
+    cdef enum Sighting:
+        NEW_PUSH
+        SEEN_PUSH
+        OLD_PUSH
+    cdef cppclass Sequences:
+        u64 high
+        Sighting look(u64 n) noexcept
+        void mark(u64 n) noexcept
+    cdef cppclass Change:
+        u32 table
+        u32 n
+        u64 worker
+        u64 sequence
+    cdef cppclass Held:
+        u64 position
+        u32 conn
+        u32 generation
+        u64[8] words
+    cdef cppclass Follower:
+        bint on
+        bint waited             # pushes are answered when it has them
+        bint lost               # too far behind: it must begin anew
+        u64 taken
+        u64 acknowledged
+    cdef cppclass ShardLog:
+        mutex guard
+        deque[Change] changes
+        deque[i64] ids
+        u64 first
+        u64 ids_max
+        u64 held_max
+        u64 workers_max
+        Follower[8] followers
+        deque[Held] held
+        int fd
+        u64 position() noexcept
+        bint waits() noexcept
+        Sighting look(u64 worker, u64 sequence) noexcept
+        void mark(u64 worker, u64 sequence) noexcept
+        Sequences* window(u64 worker) noexcept
+        vector[u64] known() noexcept
+        void append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
+        void trim() noexcept
+        u64 sure() noexcept
