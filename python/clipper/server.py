@@ -60,6 +60,7 @@ from clipper_core.model import Model as CoreModel
 if TYPE_CHECKING:
     from clipper.frontend.frontends import Frontends
     from clipper.manage.dashboard.feed import Feed
+    from clipper.mesh.facade import MeshFacade
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
@@ -435,15 +436,19 @@ class ClipperServer(Streaming):
         """HTTP is imported by those who want it: it would be a tenth of the time that `import clipper` takes."""
         from clipper.frontend.frontends import Frontends
         from clipper.frontend.node import Node
+        from clipper.manage.mesh_rest import MeshManagement
         from clipper.manage.rest import Management
 
         questions = self._questions
+        mesh: MeshFacade | None = getattr(self, "mesh", None)
         node = Node(
             VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
-            self.scale,
+            self.scale, mesh,
         )
         frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines), self._dispatch.engines)
         Management(node, self.manage).add_to(frontends.admin_routes)
+        if mesh is not None:
+            MeshManagement(mesh).add_to(frontends.admin_routes)
         if self.config.http.admin and self.config.http.dashboard:
             self._dashboard = self._with_dashboard(node, frontends)
         frontends.admin_routes.describe(of_management())

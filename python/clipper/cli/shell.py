@@ -12,6 +12,7 @@ from clipper.cli.configuring import config
 from clipper.cli.exporting import export, import_
 from clipper.cli.key import key
 from clipper.cli.looking import history, models, stats
+from clipper.cli.mesh import mesh
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.profiling import profile
 from clipper.cli.querying import feedback, predict
@@ -50,6 +51,7 @@ def main() -> None:
     clipper up clipper.toml         serve what a file declares
     clipper deploy NAME TARGET      add a model to the server that runs here
     clipper ps, clipper top         how what it serves does, now and second by second
+    clipper mesh ps                 thousands of models, loaded when they are asked for
     clipper bench APP --rate 500    how fast it answers
     clipper profile MODEL           how long a model takes, and what an SLO needs
     clipper config show             every setting, with its unit and origin
@@ -129,6 +131,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 for _verb in (
     init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
     shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
+    mesh,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes):

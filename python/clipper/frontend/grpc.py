@@ -19,6 +19,8 @@ from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc_applications import ApplicationService
 from clipper.frontend.grpc_calls import Calls
 from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
+from clipper.frontend.grpc_mesh import SERVICE as MESH
+from clipper.frontend.grpc_mesh import MeshService
 from clipper.frontend.grpc_other import OtherMethods
 from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
 from clipper.frontend.grpc_v2 import InferenceService
@@ -87,8 +89,10 @@ class Grpc:
         others = None if self._table is None else OtherMethods(calls, self._table)
         if others is not None:
             calls.before_reading = others.named
-        mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION)
-        for service in (InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)):
+        mesh = self._node.mesh
+        mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION, *((MESH,) if mesh is not None else ()))
+        services = [InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)]
+        for service in (*services, *((MeshService(calls, mesh, self._access.tokens),) if mesh is not None else ())):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))
         if others is not None:
             self._server.add_generic_rpc_handlers((others,))

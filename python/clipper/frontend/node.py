@@ -6,6 +6,7 @@ from typing import Any
 
 from clipper.catalog import Catalog
 from clipper.config import Config
+from clipper.mesh.facade import MeshFacade
 from clipper.serving.application import slo_in_us
 from clipper.serving.processor import Question
 from clipper.types import PredictionRequest
@@ -17,7 +18,7 @@ class Node:
 
     question: an application by name (UnknownApplication).  question_for: of a request that names its models itself.
     set_application: makes or changes one, as `ClipperServer.app`.  stats: `ClipperServer.stats`.  closed: whether it is closing.
-    scale: as `ClipperServer.scale`.
+    scale: as `ClipperServer.scale`.  mesh: `ClipperServer.mesh`; None where it is none of a mesh.
     """
 
     version: str
@@ -29,6 +30,7 @@ class Node:
     stats: Callable[[], dict[str, Any]]
     closed: Callable[[], bool]
     scale: Callable[..., None]
+    mesh: MeshFacade | None = None
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
         """InvalidInput for an SLO out of its range."""

@@ -25,12 +25,13 @@ import numpy as np
 from clipper.deploy.artifact import artifact_of, is_data, is_registered
 from clipper.deploy.deployers import ENGINES
 from clipper.deploy.environments import lines_of
-from clipper.errors import ClipperError, InvalidInput, NoServer, NotAllowed, PackagingError
+from clipper.errors import ClipperError, Forbidden, InvalidInput, NoServer, NotAllowed, PackagingError
 from clipper.manage.running import the_one
 from clipper.tls import client_context, fingerprint_of
 from clipper.types import Answer, VersionedModel
 
 if TYPE_CHECKING:
+    from clipper.manage.mesh_client import MeshClient
     from clipper.manage.stream import Stream
 
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
@@ -146,6 +147,10 @@ class Client:
 
     def stream(self) -> "Stream":
         """What the dashboard is told: events (name, content), as they come. Close it. Raises NoServer, NotAllowed."""
+        return self.events("/admin/stream")
+
+    def events(self, path: str) -> "Stream":
+        """Server-sent events of a path, alike."""
         from clipper.manage.stream import Stream
 
         line = self._line()
@@ -153,7 +158,7 @@ class Client:
             with self._as_errors():
                 line.connect()
                 self._check_pinned(line)
-                line.request("GET", "/admin/stream", headers=self.headers)
+                line.request("GET", path, headers=self.headers)
                 response = line.getresponse()
                 if response.status == 200:
                     return Stream(self.url, line, response)
@@ -163,6 +168,19 @@ class Client:
             raise
         line.close()
         raise _stream_refused(status, said, self.url)
+
+    # -- the mesh
+
+    @property
+    def mesh(self) -> "MeshClient":
+        """The mesh that the server is a node of: the verbs of `server.mesh`. docs/mesh.md."""
+        from clipper.manage.mesh_client import MeshClient
+
+        return MeshClient(self)
+
+    def ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One request: the object it is answered with, {} for none. The error that the server raised."""
+        return self._object(method, path, members)
 
     # -- models
 
@@ -446,7 +464,7 @@ def _stream_refused(status: int, text: bytes, url: str) -> ClipperError:
 def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:
     slug = str(said.get("type", "")).rpartition(":")[2]
     message, hint = str(said.get("detail") or said.get("error") or f"status {status}"), str(said.get("hint", ""))
-    if status in (401, 403):
+    if status in (401, 403) and slug != Forbidden.slug:
         return NotAllowed(f"{url}: {message}", hint=f"Give a token of that server: --token, or {_TOKEN}.")
     if slug.startswith("http-"):
         return ClipperError(f"{url}: {message}", hint=hint)

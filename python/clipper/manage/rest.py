@@ -184,6 +184,11 @@ def _flags(request: Request, takes: dict[str, Any], names: tuple[str, ...] = ())
     return {name: _converted(name, value, takes, names, strict=False) for name, value in pairs}
 
 
+def read_query(request: Request, takes: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of the query, of the types that `takes` names. InvalidInput for another one."""
+    return _flags(request, takes)
+
+
 def _settings(request: Request) -> dict[str, Any]:
     settings: dict[str, Any] = read_json(_OBJECT, request.body or b"{}")
     if settings.pop("name", request.params[0]) != request.params[0]:

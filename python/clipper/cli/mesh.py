@@ -1,0 +1,477 @@
+"""`clipper mesh`: many models, loaded when they are asked for. Verbs are those of `clipper.connect().mesh`; docs/mesh.md."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clipper.cli.asking import Asking, talks
+from clipper.cli.verbs import Verbs
+from clipper.errors import UnknownModel
+
+if TYPE_CHECKING:
+    from clipper.mesh.facade import MeshEvent, ModelStatus, VModelStatus
+    from clipper.mesh.records import Instance
+
+_EXIT_FAILED = 1
+_EXIT_INTERRUPTED = 130
+_COLOURS = {
+    "LOADED": "green", "DEFINED": "green", "LOADING": "yellow", "TRANSITIONING": "yellow", "LOADING_FAILED": "red",
+    "TRANSITION_FAILED": "red", "NOT_FOUND": "red",
+}  # fmt: skip
+_BAR = 20  # characters of a full instance
+
+_sync = click.option("--sync", is_flag=True, help="Wait until it is done, or has failed; exit code 1 for the latter.")
+_owner = click.option("--owner", default="", help="Whose it is; another's is refused.")
+_limit = click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="So many at most.")
+
+
+@click.group(cls=Verbs, short_help="Many models, loaded when they are asked for.")
+def mesh() -> None:
+    """Many models over many nodes, loaded when they are asked for, and paged out when others are.
+
+    \b
+    clipper mesh register m1 models/m1.onnx      known from now on; not loaded yet
+    clipper predict m1 "[1, 2, 3]"               the first query loads it
+    clipper mesh ps                              who holds how much
+    clipper mesh explain m1                      why it is where it is
+    clipper mesh vmodel set best m1              a name that stands for m1
+    clipper mesh vmodel set best m2              and then for m2, once that is loaded
+    """
+
+
+# -- models
+
+
+@mesh.command(short_help="Make a model known.")
+@click.argument("id")
+@click.argument("path")
+@click.option("--type", "type_", default="", help="What opens it: onnx, skops, python.  [by the path's ending]")
+@click.option("--key", default="", help="What else its runtime needs to open it.")
+@click.option("--input", "input_", metavar="TYPE", default="", help="Of one row, as f64[3].  [as it says once loaded]")
+@click.option("--output-type", metavar="TYPE", default="", help="Of one output, alike.")
+@click.option("--load", is_flag=True, help="Load it now, not when it is first asked.")
+@click.option("--copies-min", type=click.IntRange(min=0), default=0, help="Never fewer copies.")
+@click.option("--copies-max", type=click.IntRange(min=0), default=0, help="Never more; 0: as the load asks for.")
+@click.option("--pin", is_flag=True, help="Never page it out.")
+@click.option("--slo-ms", type=click.FloatRange(min=0), default=0.0, help="What queueing is held against; 0: the mesh's.")
+@click.option("--requires", metavar="LABEL", multiple=True, help="Only on nodes with this label; several times for several.")
+@click.option("--prefers", metavar="LABEL", multiple=True, help="Rather on nodes with this label.")
+@_owner
+@_sync
+@talks
+def register(
+    ask: Asking, id: str, path: str, type_: str, key: str, input_: str, output_type: str, load: bool, copies_min: int,
+    copies_max: int, pin: bool, slo_ms: float, requires: tuple[str, ...], prefers: tuple[str, ...], owner: str, sync: bool,
+) -> None:  # fmt: skip
+    """Make model ID known. PATH is read where it is loaded: a file that every node sees, or module:attribute.
+
+    The same once more changes nothing; with another path, type or key it is refused.
+
+    \b
+    clipper mesh register m1 models/m1.onnx
+    clipper mesh register m2 models/m2.skops --load --sync --copies-min 2
+    """
+    from clipper.mesh.records import Policy
+
+    policy = Policy(copies_min, copies_max, pin, slo_ms, requires=requires, prefers=prefers)
+    here = str(Path(path).absolute()) if Path(path).exists() else path
+    found = ask.server.mesh.register(
+        id, here, type_, key, input=input_, output=output_type, load_now=load or sync, sync=sync, policy=policy, owner=owner
+    )
+    _show_model(ask, found, sync)
+
+
+@mesh.command(short_help="Forget a model.")
+@click.argument("ids", metavar="ID", nargs=-1, required=True)
+@talks
+def unregister(ask: Asking, ids: tuple[str, ...]) -> None:
+    """Forget models; their copies are unloaded. One that is not known is forgotten already.
+
+    \b
+    clipper mesh unregister m1
+    """
+    door = ask.server.mesh
+    for id in ids:
+        door.unregister(id)
+    ask.show({"unregistered": list(ids)}, lambda: "\n".join(f"{id} is not known any more" for id in ids))
+
+
+@mesh.command(short_help="The state of a model, and of each copy.")
+@click.argument("id")
+@talks
+def status(ask: Asking, id: str) -> None:
+    """What model ID is made from, whether it is loaded, where, and why loads failed. Exit code 1 when it is not known.
+
+    \b
+    clipper mesh status m1
+    """
+    _show_model(ask, ask.server.mesh.status(id), must=False)
+
+
+@mesh.command(short_help="Load a model that is not loaded.")
+@click.argument("id")
+@_sync
+@talks
+def ensure(ask: Asking, id: str, sync: bool) -> None:
+    """Have model ID loaded if it is not, as a query would; it counts as used now.
+
+    \b
+    clipper mesh ensure m1 --sync
+    """
+    _show_model(ask, ask.server.mesh.ensure_loaded(id, sync=sync), sync)
+
+
+@mesh.command("ls", short_help="List models.")
+@click.argument("prefix", required=False, default="")
+@click.option("--after", metavar="ID", default="", help="Those that come after ID.")
+@_limit
+@talks
+def list_models(ask: Asking, prefix: str, after: str, limit: int) -> None:
+    """Models by id, those that begin with PREFIX: how they are, where, how large, when last used.
+
+    \b
+    clipper mesh ls
+    clipper mesh ls churn- -n 20
+    """
+    found: list[ModelStatus] = ask.server.mesh.models(prefix, after, limit)
+    rows = [
+        (one.id, one.info.type if one.info else "-", one.status, ", ".join(sorted(copy.instance for copy in one.copies)) or "-",
+         _bytes(_size(one)), _ago(one.used_ms), one.errors[0] if one.errors else "")
+        for one in found
+    ]  # fmt: skip
+    more = f"more: clipper mesh ls {f'{prefix} ' if prefix else ''}--after {found[-1].id}" if len(found) == limit else ""
+    head = ("model", "type", "state", "copies in", ">size", ">used", "last error")
+    _show_table(ask, found, head, rows, "no models. To make one known: clipper mesh register ID PATH", more)
+
+
+@mesh.command("ps", short_help="Who holds how much.")
+@talks
+def instances(ask: Asking) -> None:
+    """The nodes that live: how full they are, how many models they hold, how old the least recently used of those is.
+
+    When AGE is short everywhere, models push each other out: the mesh needs more memory, or another node.
+
+    \b
+    clipper mesh ps
+    """
+    found: list[Instance] = ask.server.mesh.instances()
+    rows = [
+        (one.id + (" (stops)" if one.stopping else ""), one.host or "-", _fullness(one), _bytes(one.capacity_bytes),
+         str(one.models), _ago(one.lru_ms).removesuffix(" ago"), f"{one.loading}+{one.queued}", f"{one.rate:.0f}",
+         " ".join(one.labels) or "-", one.zone or "-")
+        for one in found
+    ]  # fmt: skip
+    head = ("node", "host", "used", ">of", ">models", ">age", ">loading", ">rate/min", "labels", "zone")
+    _show_table(ask, found, head, rows, "no node lives. To start one: clipper up, with [mesh] enabled = true")
+
+
+@mesh.command(short_help="Why a model is where it is.")
+@click.argument("id")
+@talks
+def explain(ask: Asking, id: str) -> None:
+    """What this node decided about model ID and why, where a copy would go now, and what happens next.
+
+    \b
+    clipper mesh explain m1
+    """
+    found = ask.server.mesh.explain(id)
+    if ask.as_json:
+        _print_json(found)
+        return
+    click.echo(f"{id}: {_styled(found.status)}")
+    if found.next:
+        click.echo(f"next: {found.next}")
+    best_first = sorted(found.verdicts, key=lambda verdict: (not verdict.ok, verdict.rank))
+    rows = [(str(one.rank) if one.ok else "-", one.instance, one.why) for one in best_first]
+    _print_table(("rank", "node", "were a copy placed now"), rows, "no node lives")
+    decided = [(_clock(one.time_ms), one.what, one.why) for one in found.history]
+    _print_table(("when", "this node did", "because"), decided, "this node has decided nothing about it")
+
+
+@mesh.command(short_help="What there is, then what changes.")
+@click.argument("prefix", required=False, default="")
+@talks
+def watch(ask: Asking, prefix: str) -> None:
+    """Models, v-models and nodes whose ids begin with PREFIX, then each change as it comes, until Ctrl-C.
+
+    With -o json, an object a line; `SYNC` says that what there was has been told, `RESET` that changes were missed.
+
+    \b
+    clipper mesh watch
+    clipper mesh watch m -o json
+    """
+    with _until_interrupted():
+        for event in ask.server.mesh.watch(prefix):
+            click.echo(_json(event) if ask.as_json else _said(event))
+            sys.stdout.flush()
+
+
+# -- v-models
+
+
+@mesh.group(cls=Verbs, short_help="Names that stand for models.")
+def vmodel() -> None:
+    """Names that stand for models: clients ask the name while the model behind it changes.
+
+    \b
+    clipper mesh vmodel set best m1
+    clipper mesh vmodel set best m2 --sync
+    clipper mesh vmodel rollback best
+    """
+
+
+@vmodel.command("set", short_help="Let a name stand for a model.")
+@click.argument("id")
+@click.argument("target")
+@click.option("--path", default="", help="Make TARGET known by this path; else it is known already.")
+@click.option("--type", "type_", default="", help="Of --path: what opens it.")
+@click.option("--auto-delete", is_flag=True, help="With --path: forget TARGET once no name stands for it.")
+@click.option("--update-only", is_flag=True, help="Only if there is such a name.")
+@click.option("--expected", metavar="ID", default="", help="Only if it stands for ID now.")
+@click.option("--load", is_flag=True, help="Load TARGET now, even if the active model is not loaded.")
+@click.option("--force", is_flag=True, help="Switch at once, loaded or not.")
+@click.option("--share", type=click.FloatRange(0, 1), default=0.0, help="Only this share of the queries asks TARGET.")
+@_owner
+@_sync
+@talks
+def vmodel_set(
+    ask: Asking, id: str, target: str, path: str, type_: str, auto_delete: bool, update_only: bool, expected: str, load: bool,
+    force: bool, share: float, owner: str, sync: bool,
+) -> None:  # fmt: skip
+    """Let ID stand for model TARGET. It switches once TARGET is loaded as the active model is; no query fails.
+
+    \b
+    clipper mesh vmodel set best m1
+    clipper mesh vmodel set best m2 --share 0.1
+    clipper mesh vmodel set best m3 --path models/m3.onnx --auto-delete --sync
+    """
+    from clipper.mesh.facade import Info
+
+    here = str(Path(path).absolute()) if path and Path(path).exists() else path
+    found = ask.server.mesh.set_vmodel(
+        id, target, owner=owner, update_only=update_only, model=Info(here, type_) if path else None, auto_delete=auto_delete,
+        load_now=load, force=force, sync=sync, expected=expected, share=share,
+    )  # fmt: skip
+    _show_vmodel(ask, found, sync)
+
+
+@vmodel.command("delete")
+@click.argument("id")
+@_owner
+@talks
+def vmodel_delete(ask: Asking, id: str, owner: str) -> None:
+    """Delete the name ID; models made with --auto-delete that nothing else names go with it.
+
+    \b
+    clipper mesh vmodel delete best
+    """
+    ask.server.mesh.delete_vmodel(id, owner)
+    ask.show({"deleted": id}, lambda: f"{id} stands for nothing any more")
+
+
+@vmodel.command("status")
+@click.argument("id")
+@_owner
+@talks
+def vmodel_status(ask: Asking, id: str, owner: str) -> None:
+    """What ID stands for, and how far it is with standing for another. Exit code 1 when there is none.
+
+    \b
+    clipper mesh vmodel status best
+    """
+    _show_vmodel(ask, ask.server.mesh.vmodel_status(id, owner), must=False)
+
+
+@vmodel.command("rollback")
+@click.argument("id")
+@talks
+def vmodel_rollback(ask: Asking, id: str) -> None:
+    """Let ID stand for the model before again.
+
+    \b
+    clipper mesh vmodel rollback best
+    """
+    _show_vmodel(ask, ask.server.mesh.rollback_vmodel(id), must=False)
+
+
+@vmodel.command("ls")
+@click.argument("prefix", required=False, default="")
+@_limit
+@talks
+def vmodel_list(ask: Asking, prefix: str, limit: int) -> None:
+    """Names by id, those that begin with PREFIX.
+
+    \b
+    clipper mesh vmodel ls
+    """
+    found: list[VModelStatus] = ask.server.mesh.vmodels(prefix, "", limit)
+    rows = [(one.id, one.status, one.active, _target(one), one.owner or "-", one.why) for one in found]
+    head = ("name", "state", "active", "target", "owner", "last error")
+    _show_table(ask, found, head, rows, "no names. To make one: clipper mesh vmodel set ID MODEL")
+
+
+# -- printing
+
+
+def _show_model(ask: Asking, found: "ModelStatus", must: bool) -> None:
+    """must: it was to be loaded."""
+    if found.status == "NOT_FOUND":
+        raise UnknownModel(f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them.")
+    if ask.as_json:
+        _print_json(found)
+    else:
+        click.echo("\n".join(_model_lines(found)))
+    if must and found.status != "LOADED":
+        sys.exit(_EXIT_FAILED)
+
+
+def _model_lines(found: "ModelStatus") -> Iterator[str]:
+    yield f"{found.id}: {_styled(found.status)}"
+    if found.info is not None:
+        info = found.info
+        yield f"  {info.type} {info.path}{f' with {info.key}' if info.key else ''}, takes {info.input}, gives {info.output}"
+        if info.refs:
+            yield f"  named by {info.refs} v-model{'s' if info.refs > 1 else ''}"
+    for copy in found.copies:
+        size = f", {_bytes(copy.size_bytes)}" if copy.size_bytes else ""
+        yield f"  {copy.instance}: {_styled(copy.state)} {_ago(copy.since_ms)}{size}{f': {copy.why}' if copy.why else ''}"
+    for error in found.errors:
+        yield f"  error: {error}"
+
+
+def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool) -> None:
+    if found.status == "NOT_FOUND":
+        raise UnknownModel(f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them.")
+    if ask.as_json:
+        _print_json(found)
+    else:
+        click.echo(f"{found.id}: {_styled(found.status)}, asks {found.active} ({found.active_status})")
+        if _target(found) != "-":
+            click.echo(f"  on its way to {_target(found)} ({found.target_status}){f': {found.why}' if found.why else ''}")
+        if found.previous:
+            click.echo(f"  before it asked {found.previous}: clipper mesh vmodel rollback {found.id}")
+    if must and found.status != "DEFINED":
+        sys.exit(_EXIT_FAILED)
+
+
+def _target(found: "VModelStatus") -> str:
+    if found.target == found.active:
+        return "-"
+    return f"{found.target}, {100 * found.share:g} % of the queries" if found.share else found.target
+
+
+def _said(event: "MeshEvent") -> str:
+    """An event in a line."""
+    from clipper.mesh.records import Instance, MeshModel
+
+    if event.kind in ("SYNC", "RESET"):
+        return click.style("-- that was all; from now on, what changes" if event.kind == "SYNC" else "-- read again", dim=True)
+    record = event.record
+    if record is None:
+        return f"{event.revision}  {event.of} {event.id} {click.style('gone', fg='red')}"
+    if isinstance(record, MeshModel):
+        loaded = ", ".join(record.loaded)
+        return f"{event.revision}  model {event.id} {_styled(record.status())}{f' in {loaded}' if loaded else ''}"
+    if isinstance(record, Instance):
+        full = f"{_bytes(record.used_bytes)} of {_bytes(record.capacity_bytes)}"
+        return f"{event.revision}  node {event.id} {full}, {record.models} models"
+    return f"{event.revision}  v-model {event.id} {_styled(record.status())} {record.active} -> {record.target}"
+
+
+def _show_table(
+    ask: Asking, found: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[str]], empty: str, after: str = ""
+) -> None:
+    """head: titles; those that begin with > are of numbers."""
+    if ask.as_json:
+        _print_json(list(found))
+        return
+    _print_table(head, rows, empty)
+    if after:
+        click.echo(after)
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> None:
+    if not rows:
+        click.echo(empty)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", border_style="dim")
+    for title in head:
+        table.add_column(title.removeprefix(">"), justify="right" if title[0] == ">" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 240  # for grep and cut, a row is a line
+    console.print(table)
+
+
+def _print_json(found: Any) -> None:
+    import msgspec
+
+    click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+
+
+def _json(found: Any) -> str:
+    import msgspec
+
+    return msgspec.json.encode(found).decode()
+
+
+def _styled(state: str) -> str:
+    return click.style(state, fg=_COLOURS.get(state))
+
+
+def _size(one: "ModelStatus") -> int:
+    return max((copy.size_bytes for copy in one.copies), default=one.info.size_bytes if one.info else 0)
+
+
+def _fullness(one: "Instance") -> str:
+    share = min(1.0, one.used_bytes / one.capacity_bytes) if one.capacity_bytes else 0.0
+    full = round(_BAR * share)
+    return f"{'█' * full}{'·' * (_BAR - full)} {100 * share:3.0f} %"
+
+
+def _bytes(n: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}" if n else "-"
+        n /= 1024  # type: ignore[assignment]
+    return f"{n:.3g} GiB"
+
+
+def _ago(time_ms: int) -> str:
+    if not time_ms:
+        return "-"
+    from clipper.clock import wall_time_us
+
+    seconds = max(0.0, wall_time_us() / 1e6 - time_ms / 1000)
+    for unit, size in (("d", 172_800.0), ("h", 7200.0), ("min", 120.0)):
+        if seconds >= size:
+            return f"{seconds / {'d': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _clock(time_ms: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_ms / 1000))
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
+    except BrokenPipeError:  # as of `| head`
+        sys.stderr.close()
+        sys.exit(0)

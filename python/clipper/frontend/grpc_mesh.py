@@ -1,0 +1,185 @@
+"""`mmesh.ModelMesh`: the mesh to clients of model-mesh, by the names, fields and codes they know. docs/mesh.md.
+
+Who asks may look and have a model loaded, as a query would; who registers, switches and forgets shows the token of management,
+for what is registered is run. Without a token, whoever reaches a loopback address manages, as over HTTP.
+"""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from clipper.errors import AlreadyExists, ClipperError, DeadlineExceeded, Forbidden, InvalidInput, NotAllowed, StoreConflict
+from clipper.frontend.api_keys import ApiKeys
+from clipper.frontend.grpc_calls import Call, Calls
+from clipper.frontend.protocols import message
+from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
+from clipper.settings.http import is_loopback
+
+SERVICE: Final = "mmesh.ModelMesh"
+_UNDER_WAY: Final = ("NOT_LOADED", "LOADING")
+_LOOK_S: Final = (0.005, 0.1)  # between two looks at what a caller waits for: first, and at most
+_STATUS, _VSTATUS = message("mmesh.ModelStatusInfo"), message("mmesh.VModelStatusInfo")
+_MODEL_STATES: Final = {value.name: value.number for value in _STATUS.DESCRIPTOR.enum_types_by_name["ModelStatus"].values}
+_VMODEL_STATES: Final = {value.name: value.number for value in _VSTATUS.DESCRIPTOR.enum_types_by_name["VModelStatus"].values}
+
+_S = TypeVar("_S", ModelStatus, VModelStatus)
+
+
+class _Unmet(ClipperError):
+    """What the caller expected is not so."""
+
+    rest_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "unmet"
+
+
+class MeshService:
+    """Threads: the event loop's. Whoever waits for a load holds no thread: it looks again and again, and may go away."""
+
+    def __init__(self, calls: Calls, mesh: MeshFacade, tokens: ApiKeys | None = None) -> None:
+        self._calls, self._mesh, self._tokens = calls, mesh, tokens
+        each = {
+            "registerModel": self.register, "unregisterModel": self.unregister, "getModelStatus": self.status,
+            "ensureLoaded": self.ensure_loaded, "setVModel": self.set_vmodel, "deleteVModel": self.delete_vmodel,
+            "getVModelStatus": self.vmodel_status,
+        }  # fmt: skip
+        self.handlers = calls.handlers(SERVICE, each)
+
+    # -- models
+
+    async def register(self, request: Any, call: Call) -> Any:
+        self._check_manages(call)
+        info = _info(request, "modelInfo")
+        if request.sync and not request.loadNow:
+            raise InvalidInput("sync goes with loadNow.", hint="Set both, or neither.")
+        used_ms = request.lastUsedTime
+        register = self._mesh.register
+        found = await self._calls.work(
+            lambda: register(request.modelId, info.path, info.type, info.key, load_now=request.loadNow, used_ms=used_ms)
+        )
+        return _told(await self._loaded(found) if request.sync else found)
+
+    async def unregister(self, request: Any, call: Call) -> Any:
+        self._check_manages(call)
+        await self._calls.work(lambda: self._mesh.unregister(request.modelId))
+        return message("mmesh.UnregisterModelResponse")()
+
+    async def status(self, request: Any, call: Call) -> Any:
+        return _told(await self._calls.work(lambda: self._mesh.status(request.modelId)))
+
+    async def ensure_loaded(self, request: Any, call: Call) -> Any:
+        used_ms = request.lastUsedTime
+        found = await self._calls.work(lambda: self._mesh.ensure_loaded(request.modelId, used_ms=used_ms))
+        return _told(await self._loaded(found) if request.sync else found)
+
+    async def _loaded(self, found: ModelStatus) -> ModelStatus:
+        """Its status once it is loaded, or has failed, or is gone."""
+        return await self._until(found, lambda one: one.status in _UNDER_WAY, lambda: self._mesh.status(found.id))
+
+    async def _until(self, found: _S, waits: Callable[[_S], bool], look: Callable[[], _S]) -> _S:
+        """What `look` finds once it need not be waited for; DeadlineExceeded when the node's own patience is over first."""
+        settings = self._calls.node.config.mesh
+        give_up_s = time.monotonic() + settings.load_s * (settings.tries + 1)
+        pause_s, pause_s_max = _LOOK_S
+        while waits(found):
+            if self._calls.closing.is_set() or time.monotonic() > give_up_s:
+                hint = "It goes on all the same: ask for the status."
+                raise DeadlineExceeded(f"{found.id!r} is {found.status} still.", hint=hint)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, pause_s_max)
+            found = await self._calls.work(look)
+        return found
+
+    # -- v-models
+
+    async def set_vmodel(self, request: Any, call: Call) -> Any:
+        self._check_manages(call)
+        info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
+
+        def set_it() -> VModelStatus:
+            try:
+                return self._mesh.set_vmodel(
+                    request.vModelId, request.targetModelId, owner=request.owner, update_only=request.updateOnly, model=info,
+                    auto_delete=request.autoDeleteTargetModel, load_now=request.loadNow, force=request.force,
+                    expected=request.expectedTargetModelId, share=request.share,
+                )  # fmt: skip
+            except Forbidden as error:  # another's: its clients know that as a name that is taken
+                raise AlreadyExists(error.message, hint=error.hint) from None
+            except StoreConflict as error:
+                raise _Unmet(error.message, hint=error.hint) from None
+
+        found = await self._calls.work(set_it)
+        if request.sync:
+            found = await self._switched(found, request)
+        return await self._told_vmodel(found)
+
+    async def _switched(self, found: VModelStatus, request: Any) -> VModelStatus:
+        """Once it has switched, or cannot; a new one's model with `loadNow`: once that is loaded."""
+
+        def waits(one: VModelStatus) -> bool:
+            loads = request.loadNow and one.active == one.target and one.active_status in _UNDER_WAY
+            return one.status == "TRANSITIONING" or loads
+
+        return await self._until(found, waits, lambda: self._mesh.vmodel_status(found.id, request.owner))
+
+    async def delete_vmodel(self, request: Any, call: Call) -> Any:
+        """Another's is left alone, without a word: its clients expect that."""
+        self._check_manages(call)
+
+        def delete() -> None:
+            try:
+                self._mesh.delete_vmodel(request.vModelId, request.owner)
+            except Forbidden:
+                return
+
+        await self._calls.work(delete)
+        return message("mmesh.DeleteVModelResponse")()
+
+    async def vmodel_status(self, request: Any, call: Call) -> Any:
+        found = await self._calls.work(lambda: self._mesh.vmodel_status(request.vModelId, request.owner))
+        return await self._told_vmodel(found)
+
+    async def _told_vmodel(self, found: VModelStatus) -> Any:
+        ids = [found.active, *([found.target] if found.target != found.active else [])] if found.active or found.target else []
+        statuses = await self._calls.work(lambda: [self._mesh.status(id) for id in ids])
+        told = _VSTATUS(
+            status=_VMODEL_STATES[found.status], activeModelId=found.active, targetModelId=found.target, owner=found.owner,
+            previousModelId=found.previous, why=found.why, share=found.share,
+        )  # fmt: skip
+        told.activeModelStatus.SetInParent()
+        for field, status in zip((told.activeModelStatus, told.targetModelStatus), statuses, strict=False):
+            field.CopyFrom(_told(status))
+        return told
+
+    # -- who may
+
+    def _check_manages(self, call: Call) -> None:
+        """NotAllowed, Forbidden."""
+        http = self._calls.node.config.http
+        if self._tokens is not None:
+            self._tokens.check(call.authorization)
+        elif http.token:
+            if not hmac.compare_digest(call.authorization, f"Bearer {http.token}".encode()):
+                raise NotAllowed("management of the mesh needs the token.", hint="Send authorization: Bearer, and http.token.")
+        elif not is_loopback(self._calls.node.config.grpc.address.rpartition(":")[0]):
+            hint = "Set http.token, and send authorization: Bearer with it."
+            raise Forbidden("the mesh is not managed over gRPC from elsewhere without a token.", hint=hint)
+
+
+def _info(request: Any, field: str) -> Info:
+    info = getattr(request, field)
+    if not info.type:
+        raise InvalidInput(f"{field}.type is empty.", hint="It says what opens the model: onnx, skops, python.")
+    return Info(info.path, info.type, info.key)
+
+
+def _told(status: ModelStatus) -> Any:
+    """A ModelStatusInfo."""
+    told = _STATUS(status=_MODEL_STATES[status.status], errors=status.errors)
+    for copy in status.copies:
+        told.modelCopyInfos.add(
+            location=copy.instance, copyStatus=_MODEL_STATES[copy.state], time=copy.since_ms, sizeBytes=copy.size_bytes
+        )
+    return told

@@ -1,0 +1,178 @@
+"""The mesh of a running server from elsewhere: `clipper.connect().mesh`, with the verbs, types and errors of `server.mesh`."""
+
+import contextlib
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
+from clipper.mesh.facade import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
+from clipper.mesh.records import Instance, MeshModel, Policy, VModel
+
+_RECORDS: Mapping[str, Any] = {"model": MeshModel, "vmodel": VModel, "instance": Instance}
+_AT = "/v1/mesh"
+_T = TypeVar("_T")
+
+
+class Asks(Protocol):
+    """What is needed of manage.client.Client."""
+
+    def ask(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+    def events(self, path: str) -> Any: ...
+
+
+class MeshClient:
+    """Threads: any, as Client. What MeshFacade says of each verb holds here; a path is one of the server's host."""
+
+    def __init__(self, client: Asks) -> None:
+        self._client = client
+
+    @property
+    def instance(self) -> str:
+        """The id of the node that answers."""
+        return str(self._said("GET", "/v1/mesh")["instance"])
+
+    def stats(self) -> dict[str, Any]:
+        """Its counters and gauges."""
+        found: dict[str, Any] = self._said("GET", "/v1/mesh")["stats"]
+        return found
+
+    # -- models
+
+    def register(
+        self, id: str, path: str, type: str = "", key: str = "", *, input: str = "", output: str = "", load_now: bool = False,
+        sync: bool = False, used_ms: int = 0, policy: Policy = Policy(), owner: str = "",  # noqa: B008
+    ) -> ModelStatus:  # fmt: skip
+        """Make a model known; type: guessed from the path when empty. AlreadyExists when it is known as another."""
+        members = {
+            "path": path, "type": type, "key": key, "input": input, "output": output, "load_now": load_now, "sync": sync,
+            "used_ms": used_ms, "policy": policy, "owner": owner,
+        }  # fmt: skip
+        return self._ask(ModelStatus, "PUT", _model(id), members)
+
+    def unregister(self, id: str) -> None:
+        """Forget a model; absent: no error. StillLinked while a v-model names it."""
+        self._said("DELETE", _model(id))
+
+    def status(self, id: str) -> ModelStatus:
+        """NOT_FOUND is a status here and no error."""
+        try:
+            return self._ask(ModelStatus, "GET", _model(id))
+        except UnknownModel:
+            return ModelStatus(id, "NOT_FOUND")
+
+    def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
+        """Load it if no copy is. UnknownModel."""
+        return self._ask(ModelStatus, "POST", f"{_model(id)}/load", {"sync": sync, "used_ms": used_ms})
+
+    def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
+        """By id, those after `after`."""
+        return self._listed("models", ModelStatus, prefix, after, limit)
+
+    def explain(self, id: str) -> Explanation:
+        """Why a model is where it is, and what happens next. UnknownModel."""
+        return self._ask(Explanation, "GET", f"{_model(id)}/explain")
+
+    # -- v-models
+
+    def set_vmodel(
+        self, id: str, target: str, *, owner: str = "", update_only: bool = False, model: Info | None = None,
+        auto_delete: bool = False, load_now: bool = False, force: bool = False, sync: bool = False, expected: str = "",
+        share: float = 0.0, give_up_s: float = 0.0,
+    ) -> VModelStatus:  # fmt: skip
+        """Make a v-model, or let it stand for another model. Forbidden, StoreConflict, UnknownModel, AlreadyExists."""
+        members = {
+            "target": target, "owner": owner, "update_only": update_only, "model": model, "auto_delete": auto_delete,
+            "load_now": load_now, "force": force, "sync": sync, "expected": expected, "share": share, "give_up_s": give_up_s,
+        }  # fmt: skip
+        return self._ask(VModelStatus, "PUT", _vmodel(id), members)
+
+    def delete_vmodel(self, id: str, owner: str = "") -> None:
+        """Absent: no error. Forbidden when it is another owner's."""
+        self._said("DELETE", _vmodel(id) + _query(owner=owner))
+
+    def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
+        """NOT_FOUND when absent, or another owner's."""
+        try:
+            return self._ask(VModelStatus, "GET", _vmodel(id) + _query(owner=owner))
+        except UnknownModel:
+            return VModelStatus(id, "NOT_FOUND")
+
+    def rollback_vmodel(self, id: str) -> VModelStatus:
+        """Back to the model before."""
+        return self._ask(VModelStatus, "POST", f"{_vmodel(id)}/rollback")
+
+    def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
+        return self._listed("vmodels", VModelStatus, prefix, after, limit)
+
+    # -- nodes, and what changes
+
+    def instances(self) -> list[Instance]:
+        """Those that live, by id."""
+        return msgspec.convert(self._said("GET", "/v1/mesh/instances")["instances"], list[Instance])
+
+    def watch(self, prefix: str = "", *, stop: Callable[[], bool] = lambda: False) -> Iterator[MeshEvent]:
+        """What is there, then SYNC, then changes, until the server goes (NoServer) or `stop()` is true when one comes."""
+        with _known():
+            stream = self._client.events("/v1/mesh/watch" + _query(prefix=prefix))
+        try:
+            for _, said in stream:
+                if stop():
+                    return
+                yield event_of(said)
+        finally:
+            stream.close()
+
+    # -- inside
+
+    def _said(self, method: str, path: str, members: dict[str, Any] | None = None) -> dict[str, Any]:
+        with _known():
+            return self._client.ask(method, path, members)
+
+    def _ask(self, kind: type[_T], method: str, path: str, members: dict[str, Any] | None = None) -> _T:
+        return msgspec.convert(self._said(method, path, members), kind)
+
+    def _listed(self, member: str, kind: type[_T], prefix: str, after: str, limit: int) -> list[_T]:
+        found = self._said("GET", f"/v1/mesh/{member}{_query(prefix=prefix, after=after, limit=limit)}")
+        return [msgspec.convert(one, kind) for one in found[member]]
+
+
+@contextlib.contextmanager
+def _known() -> Iterator[None]:
+    """A server that knows no such routes is none of a mesh. NoServer."""
+    try:
+        yield
+    except ClipperError as error:
+        if f"there is nothing at '{_AT}" not in error.message and "has no readings to watch" not in error.message:
+            raise
+        hint = "Start it with [mesh] enabled = true, or clipper.start(mesh=True); or name another: --url."
+        raise NoServer("that server is no node of a mesh.", hint=hint) from None
+
+
+def event_of(said: dict[str, Any]) -> MeshEvent:
+    """An event as the stream has it."""
+    record = said.get("record")
+    kept = msgspec.convert(record, _RECORDS[said["of"]]) if record is not None else None
+    return MeshEvent(said["kind"], said["of"], said["id"], said["revision"], kept)
+
+
+def _model(id: str) -> str:
+    return f"/v1/mesh/models/{_quoted(id)}"
+
+
+def _vmodel(id: str) -> str:
+    return f"/v1/mesh/vmodels/{_quoted(id)}"
+
+
+def _quoted(id: str) -> str:
+    if not id:
+        raise InvalidInput("an id is empty.", hint="See clipper mesh ls.")
+    return urllib.parse.quote(id, safe="")
+
+
+def _query(**given: Any) -> str:
+    kept = {name: value for name, value in given.items() if value != ""}
+    return f"?{urllib.parse.urlencode(kept)}" if kept else ""

@@ -1,0 +1,189 @@
+"""The mesh over HTTP, where management listens: what clipper.mesh.facade does, as routes. docs/mesh.md is for users.
+
+Whoever waits for a load (`sync`) holds one of the listener's few worker threads: two may, further ones are told to come again.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from clipper.errors import InvalidInput, Overloaded, UnknownModel
+from clipper.frontend.messages import Outcome, Request, Response, answer_json, on_worker, read_json
+from clipper.frontend.routes import Routes
+from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPage, of_mesh
+from clipper.manage.mesh_watch import Watchers
+from clipper.manage.rest import read_query
+from clipper.mesh.facade import LIST_MAX, Info, MeshFacade, ModelStatus, VModelStatus
+from clipper.mesh.records import Policy
+
+WAITING_MAX: Final = 2
+_Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class Registering(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """As `MeshFacade.register` takes them."""
+
+    path: str
+    type: str = ""
+    key: str = ""
+    input: str = ""
+    output: str = ""
+    load_now: bool = False
+    sync: bool = False
+    used_ms: _Time = 0
+    policy: Policy = Policy()
+    owner: str = ""
+
+
+class Loading(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    sync: bool = False
+    used_ms: _Time = 0
+
+
+class Setting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """As `MeshFacade.set_vmodel` takes them."""
+
+    target: str
+    owner: str = ""
+    update_only: bool = False
+    model: Info | None = None
+    auto_delete: bool = False
+    load_now: bool = False
+    force: bool = False
+    sync: bool = False
+    expected: str = ""
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    give_up_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
+
+
+_REGISTERING: "msgspec.json.Decoder[Registering]" = msgspec.json.Decoder(Registering)
+_LOADING: "msgspec.json.Decoder[Loading]" = msgspec.json.Decoder(Loading)
+_SETTING: "msgspec.json.Decoder[Setting]" = msgspec.json.Decoder(Setting)
+
+
+class MeshManagement:
+    """Threads: any."""
+
+    def __init__(self, mesh: MeshFacade) -> None:
+        self._mesh, self._watchers = mesh, Watchers(mesh)
+        self._places = threading.BoundedSemaphore(WAITING_MAX)
+
+    def add_to(self, routes: Routes) -> None:
+        each: tuple[tuple[str, str, Callable[[Request], Response]], ...] = (
+            ("GET", "/v1/mesh", self.stats),
+            ("GET", "/v1/mesh/instances", self.instances),
+            ("GET", "/v1/mesh/models", self.models),
+            ("GET", "/v1/mesh/models/{}", self.model),
+            ("PUT", "/v1/mesh/models/{}", self.register),
+            ("DELETE", "/v1/mesh/models/{}", self.unregister),
+            ("POST", "/v1/mesh/models/{}/load", self.load),
+            ("GET", "/v1/mesh/models/{}/explain", self.explain),
+            ("GET", "/v1/mesh/vmodels", self.vmodels),
+            ("GET", "/v1/mesh/vmodels/{}", self.vmodel),
+            ("PUT", "/v1/mesh/vmodels/{}", self.set_vmodel),
+            ("DELETE", "/v1/mesh/vmodels/{}", self.delete_vmodel),
+            ("POST", "/v1/mesh/vmodels/{}/rollback", self.rollback_vmodel),
+        )
+        for method, pattern, handler in each:
+            routes.add(method, pattern, on_worker(handler))
+        routes.add("GET", "/v1/mesh/watch", self.watch)
+        routes.describe(of_mesh(Registering, Loading, Setting))
+
+    # -- looking
+
+    def stats(self, request: Request) -> Response:
+        return answer_json(Counts(self._mesh.instance, dict(self._mesh.stats())))
+
+    def instances(self, request: Request) -> Response:
+        return answer_json(Instances(self._mesh.instances()))
+
+    def models(self, request: Request) -> Response:
+        return _page(ModelPage, self._mesh.models, request)
+
+    def vmodels(self, request: Request) -> Response:
+        return _page(VModelPage, self._mesh.vmodels, request)
+
+    def model(self, request: Request) -> Response:
+        return answer_json(_found(self._mesh.status(request.params[0])))
+
+    def explain(self, request: Request) -> Response:
+        _found(self._mesh.status(request.params[0]))
+        return answer_json(self._mesh.explain(request.params[0]))
+
+    def vmodel(self, request: Request) -> Response:
+        owner = read_query(request, {"owner": str}).get("owner", "")
+        return answer_json(_found(self._mesh.vmodel_status(request.params[0], owner)))
+
+    def watch(self, request: Request) -> Outcome:
+        """On the event loop: it only begins here."""
+        return self._watchers.response(read_query(request, {"prefix": str}).get("prefix", ""))
+
+    # -- changing
+
+    def register(self, request: Request) -> Response:
+        asked = read_json(_REGISTERING, request.body or b"{}")
+        if asked.sync and not asked.load_now:
+            raise InvalidInput("`sync` goes with `load_now`.", hint="Set both, or neither.")
+        with self._waiting(asked.sync):
+            return answer_json(self._mesh.register(request.params[0], **_fields(asked)))
+
+    def unregister(self, request: Request) -> Response:
+        self._mesh.unregister(request.params[0])
+        return Response(204, b"")
+
+    def load(self, request: Request) -> Response:
+        asked = read_json(_LOADING, request.body or b"{}")
+        with self._waiting(asked.sync):
+            return answer_json(self._mesh.ensure_loaded(request.params[0], sync=asked.sync, used_ms=asked.used_ms))
+
+    def set_vmodel(self, request: Request) -> Response:
+        asked = read_json(_SETTING, request.body or b"{}")
+        with self._waiting(asked.sync):
+            return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(asked)))
+
+    def delete_vmodel(self, request: Request) -> Response:
+        self._mesh.delete_vmodel(request.params[0], read_query(request, {"owner": str}).get("owner", ""))
+        return Response(204, b"")
+
+    def rollback_vmodel(self, request: Request) -> Response:
+        return answer_json(self._mesh.rollback_vmodel(request.params[0]))
+
+    @contextlib.contextmanager
+    def _waiting(self, waits: bool) -> Iterator[None]:
+        if not waits:
+            yield
+            return
+        if not self._places.acquire(blocking=False):
+            raise Overloaded(f"{WAITING_MAX} wait for loads already.", hint="Ask without `sync`, and then for the status.")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+def _fields(asked: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(asked, name) for name in asked.__struct_fields__}
+
+
+_S = TypeVar("_S", ModelStatus, VModelStatus)
+
+
+def _found(status: _S) -> _S:
+    """UnknownModel when there is none: over HTTP that is a status of its own."""
+    if status.status == "NOT_FOUND":
+        hint = "GET /v1/mesh/models and /v1/mesh/vmodels list them; clipper mesh ls does."
+        kind = "model" if isinstance(status, ModelStatus) else "v-model"
+        raise UnknownModel(f"the mesh has no {kind} {status.id!r}.", hint=hint)
+    return status
+
+
+def _page(kind: Callable[[list[Any], str], Any], listing: Callable[..., list[Any]], request: Request) -> Response:
+    asked = read_query(request, {"prefix": str, "after": str, "limit": int})
+    limit = asked.get("limit", 1000)
+    if not 1 <= limit <= LIST_MAX:
+        raise InvalidInput(f"limit={limit}: 1 to {LIST_MAX}.")
+    found = listing(asked.get("prefix", ""), asked.get("after", ""), limit)
+    return answer_json(kind(found, found[-1].id if len(found) == limit else ""))

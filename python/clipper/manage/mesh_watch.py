@@ -1,0 +1,113 @@
+"""What changes in the mesh, told to whoever watches: server-sent events, one a change, without an end.
+
+The registry's changes come from an iterator that blocks, so each watcher has a thread; what it writes waits for room, so that a
+first telling of 20 000 models neither fills the memory here nor loses the client.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from clipper.errors import ClipperError
+from clipper.frontend.bodies import Body
+from clipper.frontend.events import CONTENT_TYPE, HEADERS, HEARTBEAT, encode_event
+from clipper.frontend.messages import Refused, Streamed, to_json
+from clipper.mesh.facade import MeshEvent, MeshFacade
+
+WATCHERS_MAX: Final = 32
+CHUNK_BYTES: Final = 64 << 10
+STALLED_S: Final = 30.0  # a watcher that takes nothing for so long is cut off; it comes again and begins anew
+HEARTBEAT_S: Final = 10.0
+_LOOK_S: Final = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Watchers:
+    """Threads: any."""
+
+    def __init__(self, mesh: MeshFacade) -> None:
+        self._mesh = mesh
+        self._open: set[Watcher] = set()
+        self._lock = threading.Lock()
+
+    def response(self, prefix: str) -> Streamed:
+        """Refused when there are as many as there may be."""
+        if len(self._open) >= WATCHERS_MAX:
+            hint = "Let one watcher tell the others."
+            raise Refused(503, f"{WATCHERS_MAX} watch the mesh already.", hint, ((b"retry-after", b"5"),))
+        return Streamed(lambda body: self._begin(body, prefix), CONTENT_TYPE, HEADERS, endless=True)
+
+    def _begin(self, body: Body, prefix: str) -> None:
+        watcher = Watcher(body, lambda stop: self._mesh.watch(prefix, stop=stop), self._open.discard)
+        with self._lock:
+            self._open.add(watcher)
+        watcher.start()
+
+
+class Watcher:
+    """Of one response. Threads: `start` and what the body calls, the event loop's; the rest its own."""
+
+    def __init__(
+        self, body: Body, watch: Callable[[Callable[[], bool]], Iterator[MeshEvent]], leave: Callable[["Watcher"], None]
+    ) -> None:
+        self._body, self._watch, self._leave = body, watch, leave
+        self._room = threading.Event()
+        self._room.set()
+        self._is_quiet = True
+        self._thread = threading.Thread(target=self._run, name="clipper-mesh-watch", daemon=True)
+
+    def start(self) -> None:
+        self._body.on_room = self._body.on_gone = self._room.set
+        self._thread.start()
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._is_over():
+            return
+        if self._is_quiet and self._room.is_set():
+            self._write(HEARTBEAT)
+        self._is_quiet = True
+        asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
+
+    def _is_over(self) -> bool:
+        return self._body.gone or self._body.ended
+
+    def _run(self) -> None:
+        held, is_synced = bytearray(), False
+        try:
+            for event in self._watch(self._is_over):
+                held += encode_event(to_json(event), name=event.kind.lower().encode(), id=event.revision)
+                is_synced = is_synced or event.kind == "SYNC"
+                if is_synced or len(held) >= CHUNK_BYTES:
+                    self._send(bytes(held))
+                    held.clear()
+                if self._is_over():
+                    break
+        except ClipperError as error:
+            _log.info("a watcher of the mesh was sent away: %s", error)
+        except Exception:
+            _log.exception("a watcher of the mesh was sent away")
+        finally:
+            self._body.post(self._body.end)
+            self._leave(self)
+
+    def _send(self, data: bytes) -> None:
+        """Once there is room. Cuts off who leaves none."""
+        give_up_s = time.monotonic() + STALLED_S
+        while not self._room.wait(_LOOK_S):
+            if self._is_over():
+                return
+            if time.monotonic() > give_up_s:
+                self._body.post(self._body.drop)
+                give_up_s = math.inf
+        self._room.clear()
+        self._body.post(self._write, data)
+
+    def _write(self, data: bytes) -> None:
+        self._is_quiet = False
+        if self._body.write(data) or self._is_over():
+            self._room.set()

@@ -1,0 +1,336 @@
+"""The mesh over HTTP and through its client, which has the verbs, types and errors of the mesh itself; and from a shell."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+import clipper
+from clipper.cli import main
+from clipper.errors import AlreadyExists, Forbidden, InvalidInput, Overloaded, StillLinked, StoreConflict, UnknownModel
+from clipper.manage.client import Client
+from clipper.manage.mesh_client import MeshClient
+from clipper.mesh.facade import Info, MeshFacade
+from clipper.mesh.records import MeshModel, Policy
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask, warm_workers
+from tests.frontend.fake_mesh import NODES, FakeMesh
+
+
+@pytest.fixture(scope="module")
+def fake() -> FakeMesh:
+    return FakeMesh()
+
+
+@pytest.fixture(scope="module")
+def server(fake: FakeMesh) -> Iterator[clipper.ClipperServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clipper.ClipperServer, "mesh", fake, raising=False)
+        server = clipper.start(admin="127.0.0.1:0", **QUICK)
+    warm_workers(server)
+    with server:
+        yield server
+
+
+@pytest.fixture
+def door(server: clipper.ClipperServer) -> MeshClient:
+    return Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh
+
+
+# -- the client: what it says is what the mesh says
+
+
+def test_the_client_has_the_face_of_the_mesh() -> None:
+    verbs = {name for name in vars(MeshFacade) if not name.startswith("_")} - {"drain"}
+    assert verbs <= set(dir(MeshClient))
+
+
+def test_models(door: MeshClient, fake: FakeMesh) -> None:
+    assert (door.instance, door.stats()) == ("a", {"instance": "a"})
+    assert door.status("m").status == "NOT_FOUND"
+    made = door.register("m", "/models/m.onnx", policy=Policy(pinned=True, requires=("gpu",)), owner="ann", used_ms=5)
+    assert made == fake.status("m")
+    assert made.info is not None
+    assert (made.info.policy.pinned, made.info.policy.requires, made.info.owner) == (True, ("gpu",), "ann")
+    assert fake.calls[-1] == ("register", {"load_now": False, "sync": False, "used_ms": 5})
+    assert door.ensure_loaded("m", sync=True, used_ms=9).status == "LOADED"
+    assert fake.calls[-1] == ("ensure_loaded", {"sync": True, "used_ms": 9})
+    assert door.status("m") == fake.status("m")
+    assert door.explain("m") == fake.explain("m")
+    assert door.instances() == list(NODES)
+    door.unregister("m")
+    door.unregister("m")
+    assert door.status("m").status == "NOT_FOUND"
+
+
+def test_lists_come_page_by_page(door: MeshClient, fake: FakeMesh, server: clipper.ClipperServer) -> None:
+    for i in range(5):
+        door.register(f"page{i}", "/m.onnx")
+    assert [one.id for one in door.models("page", limit=2)] == ["page0", "page1"]
+    assert [one.id for one in door.models("page", after="page1", limit=2)] == ["page2", "page3"]
+    page = ask(server.admin_address, "GET", "/v1/mesh/models?prefix=page&limit=5").json
+    assert (len(page["models"]), page["next"]) == (5, "page4")
+    page = ask(server.admin_address, "GET", "/v1/mesh/models?prefix=page&after=page4").json
+    assert page == {"models": [], "next": ""}
+
+
+def test_vmodels(door: MeshClient, fake: FakeMesh) -> None:
+    assert door.vmodel_status("best").status == "NOT_FOUND"
+    made = door.set_vmodel("best", "b1", model=Info("/b1.onnx", "onnx"), owner="ann", auto_delete=True, load_now=True)
+    assert made == fake.vmodel_status("best")
+    assert (made.active, made.active_status, made.owner) == ("b1", "LOADED", "ann")
+    door.register("b2", "/b2.onnx")
+    assert door.set_vmodel("best", "b2", owner="ann", expected="b1", share=0.25).share == 0.25
+    assert door.vmodel_status("best", "bob").status == "NOT_FOUND"
+    assert (door.rollback_vmodel("best").active, door.vmodel_status("best").active) == ("b1", "b1")
+    assert [one.id for one in door.vmodels("be")] == ["best"]
+    with pytest.raises(Forbidden, match="another owner"):
+        door.delete_vmodel("best", "bob")
+    door.delete_vmodel("best", "ann")
+    door.delete_vmodel("best")
+
+
+def test_errors_are_those_of_the_mesh(door: MeshClient) -> None:
+    door.register("known", "/k.onnx")
+    door.set_vmodel("names-it", "known", owner="ann")
+    for error, call in (
+        (AlreadyExists, lambda: door.register("known", "/other.onnx")),
+        (InvalidInput, lambda: door.register("No Name", "/m.onnx")),
+        (InvalidInput, lambda: door.register("new", "/m.onnx", sync=True)),
+        (InvalidInput, lambda: door.status("")),
+        (UnknownModel, lambda: door.ensure_loaded("nobody")),
+        (UnknownModel, lambda: door.explain("nobody")),
+        (UnknownModel, lambda: door.set_vmodel("new", "nobody")),
+        (StillLinked, lambda: door.unregister("known")),
+        (Forbidden, lambda: door.set_vmodel("names-it", "known", owner="bob")),
+        (StoreConflict, lambda: door.set_vmodel("names-it", "known", expected="other")),
+    ):
+        with pytest.raises(error):
+            call()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "part"),
+    [
+        ("GET", "models/nobody", None, 404, "no model 'nobody'"),
+        ("GET", "vmodels/nobody", None, 404, "no v-model 'nobody'"),
+        ("PUT", "models/m", {}, 400, "path"),
+        ("PUT", "models/m", {"path": "/m", "lode_now": True}, 400, "lode_now"),
+        ("PUT", "models/m", {"path": "/m", "used_ms": -1}, 400, "used_ms"),
+        ("PUT", "vmodels/v", {"target": "m", "share": 1.5}, 400, "share"),
+        ("GET", "models?limit=0", None, 400, "limit=0"),
+        ("GET", "models?limt=5", None, 400, "did you mean 'limit'?"),
+        ("GET", "modles", None, 404, ""),
+    ],
+)
+def test_what_is_wrong_is_said(
+    server: clipper.ClipperServer, method: str, path: str, body: Any, status: int, part: str
+) -> None:
+    reply = ask(server.admin_address, method, f"/v1/mesh/{path}", body)
+    assert reply.status == status
+    assert part in reply.json["error"]
+
+
+def test_two_may_wait_for_loads_and_others_are_told_to_come_again(
+    door: MeshClient, fake: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def ensure_loaded(id: str, **_: Any) -> Any:
+        begun.release()
+        assert go_on.wait(PATIENCE_S)
+        return fake.status(id)
+
+    door.register("slow", "/slow.onnx")
+    monkeypatch.setattr(fake, "ensure_loaded", ensure_loaded)
+    waiting = [threading.Thread(target=lambda: door.ensure_loaded("slow", sync=True)) for _ in range(2)]
+    try:
+        for thread in waiting:
+            thread.start()
+            assert begun.acquire(timeout=PATIENCE_S)
+        with pytest.raises(Overloaded):
+            door.ensure_loaded("slow", sync=True)
+        assert door.status("slow").id == "slow", "others are answered meanwhile"
+    finally:
+        go_on.set()
+        for thread in waiting:
+            thread.join(PATIENCE_S)
+    assert door.ensure_loaded("slow", sync=True).id == "slow"
+
+
+def test_it_is_described(server: clipper.ClipperServer) -> None:
+    document = ask(server.admin_address, "GET", "/openapi.json").json
+    frontends: Any = server._frontends
+    routes = frontends.admin_routes
+    assert {route for route in routes if route not in routes.about} == set()
+    assert "Registering" in document["components"]["schemas"]
+    validator = pytest.importorskip("openapi_spec_validator", reason="pip install openapi-spec-validator")
+    validator.validate(document)
+
+
+# -- watching
+
+
+def test_a_watcher_is_told_what_there_is_and_then_what_changes(door: MeshClient, fake: FakeMesh) -> None:
+    door.register("seen1", "/1.onnx")
+    door.register("other", "/1.onnx")
+    events = door.watch("seen")
+    first = next(events)
+    assert (first.kind, first.of, first.id, first.record) == ("PUT", "model", "seen1", fake.registered["seen1"])
+    assert next(events).kind == "SYNC"
+    door.register("seen2", "/2.onnx")
+    new = next(events)
+    assert (new.id, new.revision) == ("seen2", fake.revision)
+    assert isinstance(new.record, MeshModel)
+    door.unregister("seen2")
+    gone = next(events)
+    assert (gone.kind, gone.id, gone.record) == ("DELETE", "seen2", None)
+    events.close()
+
+
+def test_a_first_telling_larger_than_any_buffer_arrives_whole(door: MeshClient, fake: FakeMesh) -> None:
+    """Some 8 MB, to a reader who begins late: what is written waits for room."""
+    many = {f"many{i:05}": MeshModel(f"many{i:05}", "onnx", "/" + "x" * 800, registered_ms=i + 1) for i in range(9_000)}
+    fake.registered |= many
+    try:
+        events = door.watch("many")
+        ids = []
+        for event in events:
+            if event.kind == "SYNC":
+                break
+            ids.append(event.id)
+        events.close()
+        assert ids == list(many)
+    finally:
+        for id in many:
+            del fake.registered[id]
+
+
+def test_a_watcher_who_hangs_up_leaves_nothing(server: clipper.ClipperServer, door: MeshClient) -> None:
+    line = http.client.HTTPConnection(server.admin_address, timeout=PATIENCE_S)
+    line.request("GET", "/v1/mesh/watch?prefix=none")
+    response = line.getresponse()
+    assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+    assert response.readline() == b"event: sync\n"
+    assert any(thread.name == "clipper-mesh-watch" for thread in threading.enumerate())
+    response.close()
+    line.close()  # what is left running, the fixture of all tests sees
+
+
+def test_a_server_that_closes_ends_its_watchers() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clipper.ClipperServer, "mesh", FakeMesh(), raising=False)
+        server = clipper.start(admin="127.0.0.1:0", **QUICK)
+    events = Client(f"http://{server.admin_address}").mesh.watch()
+    assert next(events).kind == "SYNC"
+    server.close()
+    with pytest.raises(clipper.errors.NoServer):
+        next(events)
+
+
+# -- from a shell
+
+
+@pytest.fixture
+def run(server: clipper.ClipperServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Result:
+        env = {"CLIPPER_URL": f"http://{server.admin_address}", "CLIPPER_ADMIN_TOKEN": ""}
+        return CliRunner().invoke(main, ["mesh", *words], prog_name="clipper", env=env)
+
+    return run
+
+
+def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    said = run("register", "shell1", "m.onnx", "--copies-min", "2", "--requires", "gpu")
+    assert (said.exit_code, said.output.splitlines()[0]) == (0, "shell1: NOT_LOADED")
+    made = fake.registered["shell1"]
+    assert (made.path, made.policy.copies_min, made.policy.requires) == (str(tmp_path / "m.onnx"), 2, ("gpu",))
+    said = run("ensure", "shell1", "--sync")
+    assert said.exit_code == 0
+    assert said.output.splitlines()[0] == "shell1: LOADED"
+    assert "  a: LOADED" in said.output
+    assert "3 MiB" in said.output
+    (row,) = [line.split() for line in run("ls", "shell").output.splitlines() if "shell1" in line]
+    assert row[:5] == ["shell1", "onnx", "LOADED", "a", "3"]
+    assert json.loads(run("status", "shell1", "-o", "json").output) == json.loads(msgspec.json.encode(fake.status("shell1")))
+    assert "next: it waits to be asked" in run("explain", "shell1").output
+    assert run("unregister", "shell1").output == "shell1 is not known any more\n"
+    gone = run("status", "shell1")
+    assert gone.exit_code == 2
+    assert gone.output.startswith("error: the mesh has no model 'shell1'.")
+
+
+def test_a_load_that_fails_is_an_exit_code(run: Any, fake: FakeMesh) -> None:
+    fake.fails["shell-broken"] = "it is no ONNX"
+    said = run("register", "shell-broken", "/nowhere.onnx", "--sync")
+    assert said.exit_code == 1
+    assert "error: it is no ONNX" in said.output
+
+
+def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
+    said = run("vmodel", "set", "shell-best", "sv1", "--path", "/sv1.onnx", "--type", "onnx", "--load")
+    assert said.output == "shell-best: DEFINED, asks sv1 (LOADED)\n"
+    fake.loads_at_once = False
+    try:
+        said = run("vmodel", "set", "shell-best", "sv2", "--path", "/sv2.onnx", "--type", "onnx")
+    finally:
+        fake.loads_at_once = True
+    assert "on its way to sv2 (LOADING)" in said.output
+    fake.settle("sv2")
+    assert "before it asked sv1: clipper mesh vmodel rollback shell-best" in run("vmodel", "status", "shell-best").output
+    assert run("vmodel", "rollback", "shell-best").output.startswith("shell-best: DEFINED, asks sv1")
+    assert "shell-best" in run("vmodel", "ls").output
+    assert run("vmodel", "delete", "shell-best").output == "shell-best stands for nothing any more\n"
+    assert run("vmodel", "status", "shell-best").exit_code == 2
+
+
+def test_who_holds_how_much(run: Any) -> None:
+    lines = run("ps").output.splitlines()
+    (first,) = [line for line in lines if line.strip().startswith("a ")]
+    assert "███████████████····· " in first
+    assert "75 %" in first
+    assert "100 MiB" in first
+    assert any("b (stops)" in line for line in lines)
+    assert [row["id"] for row in json.loads(run("ps", "-o", "json").output)] == ["a", "b"]
+
+
+def test_longer_lists_say_how_to_go_on(run: Any, door: MeshClient) -> None:
+    for i in range(3):
+        door.register(f"long{i}", "/m.onnx")
+    assert run("ls", "long", "-n", "2").output.splitlines()[-1] == "more: clipper mesh ls long --after long1"
+    assert run("ls", "nothing-so").output == "no models. To make one known: clipper mesh register ID PATH\n"
+
+
+def test_watching_in_a_shell(run: Any, fake: FakeMesh, door: MeshClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    door.register("watched", "/m.onnx")
+    whole = MeshClient.watch
+
+    def until_synced(self: MeshClient, prefix: str = "") -> Iterator[Any]:
+        for event in whole(self, prefix):
+            yield event
+            if event.kind == "SYNC":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(MeshClient, "watch", until_synced)
+    said = run("watch", "watched")
+    assert said.exit_code == 130
+    now, then = said.output.splitlines()
+    assert (now, then[:16]) == (f"{fake.revision}  model watched NOT_LOADED", "-- that was all;")
+    lines = [json.loads(line) for line in run("watch", "watched", "-o", "json").output.splitlines()]
+    assert [line["kind"] for line in lines] == ["PUT", "SYNC"]
+
+
+def test_a_server_without_a_mesh_says_so() -> None:
+    with clipper.start(admin="127.0.0.1:0", **QUICK) as server:
+        door = Client(f"http://{server.admin_address}").mesh
+        for call in (lambda: door.instances(), lambda: door.register("m", "/m.onnx"), lambda: next(door.watch())):
+            with pytest.raises(clipper.errors.NoServer, match="no node of a mesh"):
+                call()
