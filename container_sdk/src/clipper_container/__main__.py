@@ -1,5 +1,5 @@
 """`python -m clipper_container serve TARGET --connect ADDRESS --name N`: one model in this process, as a replica; `check TARGET`
-loads one, and tells.
+loads one, and tells; `host --control ADDRESS` holds many, as its node says.
 
 Only the standard library is imported before the limits of threads are set: BLAS reads them when numpy is imported.
 """
@@ -109,8 +109,29 @@ def parser() -> argparse.ArgumentParser:
         metavar="PID",
         help="die when the thread that started this process ends; with PID, at once unless that is the parent",
     )
+    _add_host(verbs)
     _add_looks(verbs)
     return top
+
+
+def _add_host(verbs: Any) -> None:
+    host = verbs.add_parser(
+        "host",
+        help="hold many models, as a node of the mesh says",
+        description="Dial a node's control socket and do what it says: load and unload models, and serve them to servers.",
+    )
+    host.add_argument("--control", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port of the node")
+    host.add_argument("--token-env", metavar="NAME", help="environment variable that holds the token (CLIPPER_TOKEN)")
+    host.add_argument("--token-file", metavar="PATH", help="file that holds the token")
+    host.add_argument(
+        "--runtime", action="append", default=[], metavar="MODULE:CLASS", help="another runtime; may be repeated"
+    )
+    host.add_argument("--capacity-mib", type=int, default=0, metavar="N", help="memory for models; 0: half of the machine's")
+    host.add_argument("--loading-max", type=int, default=0, metavar="N", help="loads at once; 0: one a core, 2 at least")
+    host.add_argument("--load-s", type=float, default=30.0, metavar="S", help="time that one load may take (30)")
+    host.add_argument("--name", default="", help="in messages")
+    host.add_argument("--threads", type=int, metavar="N", help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)")
+    host.add_argument("--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve")
 
 
 def _add_looks(verbs: Any) -> None:
@@ -161,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
     limit_threads(arguments.threads)
-    return _check(arguments) if arguments.verb == "check" else _serve(arguments)
+    return {"check": _check, "host": _host, "serve": _serve}[arguments.verb](arguments)
 
 
 def _healthy(path: str, within_s: float) -> int:
@@ -192,6 +213,17 @@ def _check(arguments: argparse.Namespace) -> int:
     found = examine(arguments.target)
     print(json.dumps(found), flush=True)
     return 0 if found["ok"] else EXIT_LOAD_FAILED
+
+
+def _host(arguments: argparse.Namespace) -> int:
+    from clipper_container.host import run
+
+    try:
+        token = _token(arguments.token_file, arguments.token_env)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"clipper-container: cannot read the token from {arguments.token_file}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return run(arguments, token)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What opens models in a host: a `Runtime`, and those built in."""
+"""What opens models in a host."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ class Runtime(ABC):
 
     def start(self) -> None:  # noqa: B027  # a hook
         """Called once before anything else, so that nothing of an earlier life is left. The host is STARTING until it returns."""
+
+    def prepare(self, type: str) -> None:  # noqa: B027  # a hook
+        """Import what models of this type need. Called before the first of them loads, which then is measured without it."""
 
     @abstractmethod
     def load(self, artifact: Artifact) -> Loaded:

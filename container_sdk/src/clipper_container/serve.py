@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from clipper_container.answers import Answers, evaluate
 from clipper_container.evaluate import Evaluator, ModelFailed
 from clipper_container.lessons import Lessons
 from clipper_container.model import Model
@@ -27,15 +26,11 @@ from clipper_container.wire import (
     Flag,
     Header,
     Kind,
-    Rows,
     check_payload,
     control_frame,
     decode_header,
-    encode_header,
-    encode_rows,
     open_rows,
     pack_map,
-    row_values,
     unpack_map,
 )
 
@@ -43,7 +38,6 @@ ATTEMPT_S = 10.0  # to connect, and to be welcomed
 SILENCE_HEARTBEATS = 6
 SAY_AGAIN_S = 30.0
 _SHARED = int(Flag.SHARED)
-COMPLAIN_S = 5.0
 
 
 class Refused(Exception):
@@ -67,11 +61,14 @@ class Options:
     pad: int = 0
     corrects: bool = False
     sessions: bool = False
+    quiet: bool = False
 
     def hello(self, shared: bool = False) -> dict[str, Any]:
         from clipper_container import __version__
 
+        quiet = {"quiet": True} if self.quiet else {}
         return {
+            **quiet,
             "name": self.name,
             "version": self.version,
             "replica": self.replica,
@@ -98,6 +95,7 @@ class Welcome:
     shared: bool = False
     accuracy: bool = False
     qualifiers: bool = False
+    quiet: bool = False
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Welcome:
@@ -108,7 +106,7 @@ class Welcome:
         for key, value in (("heartbeat_ms", heartbeat_ms), ("payload_bytes_max", payload_bytes_max)):
             if not isinstance(value, int) or not 0 < value < 1 << 40:
                 raise BadFrame(f"WELCOME's {key} is {value!r}")
-        told = (bool(fields.get(key, False)) for key in ("crc", "shared", "accuracy", "qualifiers"))
+        told = (bool(fields.get(key, False)) for key in ("crc", "shared", "accuracy", "qualifiers", "quiet"))
         return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
 
 
@@ -194,29 +192,17 @@ def _nothing() -> None:
 def _read_welcome(connection: Connection) -> Welcome:
     connection.begin()
     header = decode_header(connection.take(HEADER_BYTES), CONTROL_BYTES_MAX)
-    payload = connection.take(header.payload_bytes)
+    return welcome_of(header, connection.take(header.payload_bytes))
+
+
+def welcome_of(header: Header, payload: Bytes) -> Welcome:
+    """What the first frame of a server says. Raises: Refused, BadFrame."""
     check_payload(header, payload)
     if header.kind == Kind.REFUSE:
         raise Refused(payload.tobytes().decode("utf-8", "replace"))
     if header.kind != Kind.WELCOME:
         raise BadFrame(f"expected WELCOME or REFUSE, got {Kind(header.kind).name}")
     return Welcome.read(unpack_map(payload))
-
-
-class _Complaints:
-    """Failures of a model, on stderr for its owner; the same one at most once in COMPLAIN_S."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._last, self._until, self._more = name, "", 0.0, 0
-
-    def tell(self, text: str) -> None:
-        now = time.monotonic()
-        if text == self._last and now < self._until:
-            self._more += 1
-            return
-        again = f" ({self._more} times more since the last of these lines)" if self._more else ""
-        print(f"model '{self._name}' failed{again}: {text.rstrip()}", file=sys.stderr, flush=True)
-        self._last, self._until, self._more = text, now + COMPLAIN_S, 0
 
 
 class _Version2:
@@ -226,7 +212,7 @@ class _Version2:
         self._connection, self._evaluator, self._welcome = connection, evaluator, welcome
         self._regions = Regions(welcome.payload_bytes_max) if shared else None
         self._lessons = Lessons(evaluator.model, evaluator.name, welcome.payload_bytes_max, welcome.heartbeat_s)
-        self._complaints = _Complaints(evaluator.name)
+        self._answers = Answers(evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers)
 
     def run(self, signs: Callable[[], None] = _nothing) -> None:
         """Returns after the server's GOODBYE. Raises: Stopping (after our GOODBYE), Disconnected, BadFrame.
@@ -283,33 +269,13 @@ class _Version2:
     def _answer_of(self, header: Header, payload: Bytes) -> list[Any]:
         """The frame that answers a batch, after which the server may write over its rows."""
         if self._regions is None or not header.flags & _SHARED:
-            return self._answer(header, open_rows(header, payload, self._welcome.payload_bytes_max))
-        pieces = self._answer(header, self._regions.open(header, payload))
+            return self._answers.to(header, open_rows(header, payload, self._welcome.payload_bytes_max))
+        pieces = self._answers.to(header, self._regions.open(header, payload))
         if self._regions.are_lent():
             pieces = [b"".join(pieces)]  # outputs may be views of the inputs
             if self._regions.are_lent():
                 self._regions.leave(header, payload)
         return pieces
-
-    def _answer(self, header: Header, rows: Rows) -> list[Any]:
-        try:
-            outputs, time_us = _evaluate(self._evaluator, rows)
-        except ModelFailed as failure:
-            return self._failure(header.id, str(failure))
-        if not self._welcome.qualifiers:
-            outputs.qualifiers = None  # the server would not understand them
-        reply, pieces = encode_rows(Kind.REPLY, outputs, header.id, time_us, self._welcome.crc)
-        if reply.payload_bytes > self._welcome.payload_bytes_max:
-            return self._failure(
-                header.id,
-                f"model '{self._evaluator.name}' returned {reply.payload_bytes} bytes for {header.rows} rows; "
-                f"the server takes {self._welcome.payload_bytes_max}. Return less, or lower batch_max.",
-            )
-        return [encode_header(reply), *pieces]
-
-    def _failure(self, id: int, text: str) -> list[Any]:
-        self._complaints.tell(text)
-        return control_frame(Kind.FAILURE, text.encode("utf-8", "replace"), id, self._welcome.crc)
 
 
 class _Version1:
@@ -329,22 +295,10 @@ class _Version1:
         head = connection.take(V1_HEAD_BYTES)
         rows = v1_open(head, connection.take(v1_content_bytes(head, limit)), limit)
         try:
-            outputs, _ = _evaluate(self._evaluator, rows)
+            outputs, _ = evaluate(self._evaluator, rows)
         except ModelFailed as failure:
             print(failure, file=sys.stderr, flush=True)
             raise Disconnected(f"model '{self._evaluator.name}' failed, and version 1 has no word for it") from None
         if outputs.lengths is not None or outputs.data.size != rows.n or outputs.status is not None:
             raise Disconnected(f"model '{self._evaluator.name}': version 1 takes one number per row")
         connection.send([outputs.data.reshape(-1).astype("<f8")])
-
-
-def _evaluate(evaluator: Evaluator, rows: Rows) -> tuple[Rows, int]:
-    try:
-        inputs = row_values(rows)
-    except UnicodeDecodeError as error:
-        raise ModelFailed(f"a str row is not UTF-8: {error.reason}") from None
-    if not evaluator.model.sessions:
-        return evaluator.run(inputs, rows.n)
-    sessions = np.zeros(rows.n, "<u8") if rows.sessions is None else rows.sessions
-    sessions.flags.writeable = False
-    return evaluator.run(inputs, rows.n, sessions)

@@ -210,11 +210,7 @@ class Connection:
     def set_silence(self, seconds: float) -> None:
         """How long the server may say nothing, between frames or within one; infinity for ever."""
         self._silence_ms = None if seconds == float("inf") else seconds * 1000
-        limit = (
-            struct.pack("ll", *divmod(int(seconds * 1e6), 1_000_000)) if self._silence_ms else struct.pack("ll", 0, 0)
-        )
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        set_timeouts(self._sock, seconds)
 
     def take_descriptors(self) -> None:
         """From now on descriptors may come with frames."""
@@ -341,23 +337,11 @@ class Connection:
         """
         with self._lock:
             try:
-                self._send_all(pieces)
+                send_all(self._sock, pieces)
             except OSError as error:
                 self.shutdown()  # perhaps half a frame was sent: nothing more can follow it
                 raise Disconnected(f"connection lost: {error}") from error
             self.last_sent = time.monotonic()
-
-    def _send_all(self, pieces: Sequence[Any]) -> None:
-        if sum(map(len, pieces)) <= _JOINED_BYTES_MAX:  # copying a little is quicker than describing the pieces
-            self._sock.sendall(b"".join(pieces))
-            return
-        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        while views:
-            sent = self._sock.sendmsg(views[:_PIECES_MAX])
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
-            if sent:
-                views[0] = views[0][sent:]
 
     def shutdown(self) -> None:
         """End the connection both ways; a thread that waits on it wakes."""
@@ -368,6 +352,27 @@ class Connection:
         self._sock.close()
         while (fd := self.descriptor()) is not None:
             os.close(fd)
+
+
+def set_timeouts(sock: socket.socket, seconds: float) -> None:
+    """How long a blocking receive or send may take; infinity for ever."""
+    limit = struct.pack("ll", 0, 0) if seconds == float("inf") else struct.pack("ll", *divmod(int(seconds * 1e6), 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def send_all(sock: socket.socket, pieces: Sequence[Any]) -> None:
+    """All pieces, one after another. Raises: OSError, perhaps after some of them."""
+    if sum(map(len, pieces)) <= _JOINED_BYTES_MAX:  # copying a little is quicker than describing the pieces
+        sock.sendall(b"".join(pieces))
+        return
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while views:
+        sent = sock.sendmsg(views[:_PIECES_MAX])
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
 
 
 class Heart:

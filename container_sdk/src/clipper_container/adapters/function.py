@@ -28,7 +28,7 @@ PACKED = (".pkl", ".packed")
 DISTRIBUTIONS = {  # where a module has another name than what pip installs
     "sklearn": "scikit-learn", "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml", "mlflow": "mlflow-skinny",
 }  # fmt: skip
-__all__ = ["DISTRIBUTIONS", "MAGIC", "PACKED", "LoadError", "explain", "load_target", "open_data"]
+__all__ = ["DISTRIBUTIONS", "MAGIC", "PACKED", "LoadError", "explain", "load_as", "load_target", "open_data"]
 
 
 def load_target(target: str, sha256: str = "", code: Iterable[str] = ()) -> Any:
@@ -103,6 +103,16 @@ def _load_data(kind: str, content: bytes, about: Mapping[str, Any]) -> Any:
     from clipper_container.adapters import skops
 
     return skops.load(content, tuple(about.get("trusted", ())))
+
+
+def load_as(kind: str, path: str, sha256: str = "", about: Mapping[str, Any] = {}) -> Any:
+    """The object in a file of that kind, one of files.KINDS or `packed`. about: as for a packed one's first line.
+    Raises: LoadError, OSError."""
+    if kind == "packed":
+        return _load_file(path, sha256)
+    content = _content(path, sha256)
+    files.verify(kind, content, path)
+    return _load_data(kind, content, about)
 
 
 def _load_file(path: str, sha256: str) -> Any:

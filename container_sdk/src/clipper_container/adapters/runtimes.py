@@ -1,0 +1,133 @@
+"""The runtimes that every host has: models that are files, and Python that a folder holds."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from clipper_container.adapters.errors import LoadError
+from clipper_container.adapters.function import explain, load_as
+from clipper_container.model import as_model
+from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
+
+NEEDS = {"onnx": "onnxruntime", "skops": "skops", "xgboost": "xgboost", "lightgbm": "lightgbm", "torchscript": "torch"}
+_IMPORTS = {"skops": ("skops.io", "sklearn.ensemble", "sklearn.pipeline")}
+_KEYS = {"sha256": str, "trusted": list, "labels": list, "confidence": bool}
+
+
+class FileRuntime(Runtime):
+    """A file by its kind. Of those that need a framework, the ones that are installed; and what `clipper deploy` packed."""
+
+    def __init__(self) -> None:
+        found = [kind for kind, module in NEEDS.items() if importlib.util.find_spec(module) is not None]
+        self.types = (*found, "packed")
+
+    def prepare(self, type: str) -> None:
+        for module in _IMPORTS.get(type, (NEEDS[type],) if type in NEEDS else ()):
+            importlib.import_module(module)
+
+    def load(self, artifact: Artifact) -> Loaded:
+        about = _about(artifact.key)
+        try:
+            thing = load_as(artifact.type, artifact.path, about.get("sha256", ""), about)
+        except LoadError as error:
+            raise ArtifactError(str(error)) from None
+        return _loaded(thing, about.get("confidence", True))
+
+
+def _about(key: str) -> dict[str, Any]:
+    if not key:
+        return {}
+    try:
+        about = json.loads(key)
+    except ValueError as error:
+        raise ArtifactError(f'the key is no JSON object such as {{"sha256": "..."}}: {error}') from None
+    if not isinstance(about, dict):
+        raise ArtifactError('the key is no JSON object such as {"sha256": "..."}')
+    for name, value in about.items():
+        if name not in _KEYS or not isinstance(value, _KEYS[name]):
+            raise ArtifactError(f"the key says {name!r}: {value!r:.60}; known: {', '.join(_KEYS)}")
+    return about
+
+
+def _loaded(thing: Any, confidence: bool = True) -> Loaded:
+    try:
+        model = as_model(thing, confidence)
+    except TypeError as error:
+        raise ArtifactError(str(error)) from None
+    model.load()
+    return Loaded(model)
+
+
+class PythonRuntime(Runtime):
+    """`module:attribute` or `file.py:attribute` in a folder. What is imported stays imported: Python forgets no module."""
+
+    types = ("python",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[str, threading.Lock] = {}
+
+    def load(self, artifact: Artifact) -> Loaded:
+        where, colon, attribute = artifact.path.rpartition(":")
+        if not colon or not where or not attribute:
+            raise ArtifactError(f"path {artifact.path!r} is neither module:attribute nor file.py:attribute")
+        if artifact.key and not os.path.isdir(artifact.key):
+            raise NotADirectoryError(f"the folder {artifact.key!r} is not there")
+        folder = os.path.abspath(artifact.key or os.getcwd())
+        try:
+            thing: Any = self._module(where, folder)
+            for name in attribute.split("."):
+                thing = getattr(thing, name)
+        except (SyntaxError, AttributeError) as error:
+            raise ArtifactError(explain(error)) from error
+        except ModuleNotFoundError as error:
+            raise ImportError(explain(error)) from error
+        return _loaded(thing)
+
+    def _module(self, where: str, folder: str) -> ModuleType:
+        file = os.path.join(folder, where if where.endswith(".py") else where.replace(".", os.sep) + ".py")
+        with self._lock:  # of sys.path
+            if folder not in sys.path:
+                sys.path.append(folder)
+            importlib.invalidate_caches()
+        if where.endswith(".py") or ("." not in where and os.path.isfile(file)):
+            with self._lock:
+                importing = self._files.setdefault(file, threading.Lock())
+            with importing:
+                return _module_of(file)
+        module = importlib.import_module(where)
+        found = os.path.abspath(getattr(module, "__file__", None) or "")
+        if os.path.exists(os.path.join(folder, where.partition(".")[0])) and not found.startswith(folder + os.sep):
+            raise ArtifactError(
+                f"package {where.partition('.')[0]!r} of {folder} is not imported: this host has one of that name from {found}. "
+                "Name it otherwise, or name a file: path/to/file.py:attribute"
+            )
+        return module
+
+
+def _module_of(file: str) -> ModuleType:
+    """A file under a name of its own, so that two folders may have a model.py each; a changed file is imported anew."""
+    about = os.stat(file)
+    key = f"{file} {about.st_mtime_ns} {about.st_size} {about.st_ino}"
+    name = f"clipper_model_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if (module := sys.modules.get(name)) is not None:
+        return module
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ArtifactError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,286 @@
+"""`python -m clipper_container host`: many models in one process, told by a node what to load and whom to serve."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import msgpack
+
+from clipper_container.adapters.function import explain
+from clipper_container.adapters.runtimes import FileRuntime, PythonRuntime
+from clipper_container.evaluate import user_traceback
+from clipper_container.lines import Lines
+from clipper_container.residents import OVERRUNS_MAX, Fault, Resident, Residents
+from clipper_container.runtime import Artifact, Runtime
+from clipper_container.serve import Refused
+from clipper_container.timers import Timers
+from clipper_container.transport import Disconnected, StopSwitch, connect, parse_address
+
+MESSAGE_BYTES_MAX = 1 << 20
+SERVE_MS = 10_000
+END_S = 5.0  # for batches in hand, once the host must end
+_LENGTH = struct.Struct("<I")
+_Answer = Callable[["Request"], "dict[str, Any] | Future[Any]"]
+
+
+class Request:
+    """What a node asks. Fields that were left out have their default; one of another type is refused."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def text(self, name: str, default: str = "") -> str:
+        return str(self._of(name, default, str))
+
+    def number(self, name: str, default: int = 0) -> int:
+        return int(self._of(name, default, int))
+
+    def _of(self, name: str, default: Any, kind: type) -> Any:
+        value = self._fields.get(name, default)
+        if not isinstance(value, kind):
+            raise Fault("none", f"{name} is {value!r:.60}; a {kind.__name__} is wanted")
+        return value
+
+    def model(self) -> str:
+        if not (model := self.text("model")):
+            raise Fault("none", "no model is named")
+        return model
+
+    def artifact(self) -> Artifact:
+        type, path, key = (self.text(name) for name in ("type", "path", "key"))
+        return Artifact(self.model(), type, path, key, self.text("input", "any"), self.text("output", "any"))
+
+
+class Channel:
+    """The control connection: messages with their length in front.
+
+    Threads: one receives; any may send.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._got = bytearray()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A node that is gone is noticed by whoever receives."""
+        body = msgpack.packb(message)
+        if len(body) > MESSAGE_BYTES_MAX:
+            body = msgpack.packb({"n": message.get("n"), "ok": False, "fault": "host", "why": f"an answer of {len(body)} bytes"})
+        with self._lock, contextlib.suppress(OSError):
+            self._sock.sendall(_LENGTH.pack(len(body)) + body)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What has come, at least a part of a message. Raises: EOFError, ValueError for what is no message, OSError."""
+        piece = self._sock.recv(1 << 16)
+        if not piece:
+            raise EOFError("the node has closed the control connection")
+        self._got += piece
+        found = []
+        while len(self._got) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._got)
+            if size > MESSAGE_BYTES_MAX:
+                raise ValueError(f"a message of {size} bytes; at most {MESSAGE_BYTES_MAX} are taken")
+            if len(self._got) < _LENGTH.size + size:
+                break
+            message = msgpack.unpackb(bytes(self._got[_LENGTH.size : _LENGTH.size + size]))
+            if not isinstance(message, dict):
+                raise ValueError("a message that is no map")
+            del self._got[: _LENGTH.size + size]
+            found.append(message)
+        return found
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Host:
+    """Threads: the one that made it runs `serve`; requests are answered from several."""
+
+    def __init__(
+        self, channel: Channel, runtimes: Iterable[Runtime], capacity_bytes: int, loading_max: int, load_s: float
+    ) -> None:
+        self._channel, self._load_s = channel, load_s
+        self._runtimes = tuple(runtimes)
+        self._timers = Timers()
+        self._lines = Lines(self._timers, self._left)
+        self._residents = Residents(self._runtimes, self._lines, self._timers, capacity_bytes, loading_max)
+        self._asked = ThreadPoolExecutor(4, "clipper-host-ask")
+        self._state = "STARTING"
+        self._verbs: dict[str, _Answer] = {
+            "status": self._status, "load": self._load, "unload": self._unload, "size": self._size,
+            "predict_size": self._predict_size, "serve": self._serve, "leave": self._leave,
+        }  # fmt: skip
+
+    def serve(self, token: str, name: str, stop: StopSwitch) -> None:
+        """Say hello, and answer until the node is gone or `stop` is requested."""
+        hello = {"verb": "hello", "token": token, "pid": os.getpid(), "types": self._residents.types}
+        self._channel.send({**hello, "runtime": "clipper/0.1", "name": name})
+        self._asked.submit(self._start)
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(stop, select.POLLIN)
+        while not stop.requested:
+            if any(fd == self._channel.fileno() for fd, _ in poll.poll()):
+                for message in self._channel.receive():
+                    self._asked.submit(self._take, message)
+
+    def _start(self) -> None:
+        try:
+            for runtime in self._runtimes:
+                runtime.start()
+            self._state = "READY"
+        except BaseException as error:
+            print(f"a runtime of this host does not start:\n{user_traceback(error)}", file=sys.stderr, flush=True)
+            self._state = "FAILING"
+
+    def close(self) -> None:
+        """Say goodbye to all servers, answer what is in hand, and end. Threads that cannot end are left behind."""
+        wait(self._lines.leave_all(), END_S)
+        self._lines.close()
+        self._residents.close()
+        self._asked.shutdown(wait=False, cancel_futures=True)
+        self._timers.close()
+        self._channel.close()
+
+    # -- requests
+
+    def _take(self, message: dict[str, Any]) -> None:
+        n, verb = message.get("n"), message.get("verb")
+        try:
+            answer = self._verbs.get(str(verb))
+            if answer is None:
+                raise Fault("none", f"no verb is {verb!r}; known: {', '.join(self._verbs)}")
+            answered = answer(Request(message))
+        except Exception as error:
+            self._refuse(n, error)
+            return
+        if isinstance(answered, Future):
+            answered.add_done_callback(lambda future: self._answer(n, future))
+        else:
+            self._channel.send({"n": n, "ok": True, **answered})
+
+    def _answer(self, n: Any, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._refuse(n, error)
+            return
+        found = future.result()
+        self._channel.send({"n": n, "ok": True, **(found.told() if isinstance(found, Resident) else {})})
+
+    def _refuse(self, n: Any, error: BaseException) -> None:
+        whose = error.whose if isinstance(error, Fault) else "host"
+        known = isinstance(error, (Fault, Refused, Disconnected))
+        self._channel.send({"n": n, "ok": False, "fault": whose, "why": str(error) if known else explain(error)})
+
+    def _status(self, request: Request) -> dict[str, Any]:
+        residents = self._residents
+        found = residents.sizes_of_all()
+        return {
+            "state": "FAILING" if residents.overruns >= OVERRUNS_MAX else self._state,
+            "capacity_bytes": residents.capacity_bytes,
+            "used_bytes": sum(size for _, size in found),
+            "loading_max": residents.loading_max,
+            "loading": residents.loading,
+            "load_timeout_ms": int(self._load_s * 1000),
+            "default_size_bytes": residents.sizes.default_bytes(),
+            "connections": self._lines.count(),
+            "resident": found,
+        }
+
+    def _load(self, request: Request) -> Future[Any]:
+        timeout_s = request.number("timeout_ms") / 1000 or self._load_s
+        return self._residents.load(request.artifact(), timeout_s)
+
+    def _unload(self, request: Request) -> Future[Any]:
+        return self._residents.unload(request.model())
+
+    def _size(self, request: Request) -> dict[str, Any]:
+        return {"size_bytes": self._residents.of(request.model()).size_bytes}
+
+    def _predict_size(self, request: Request) -> dict[str, Any]:
+        return {"size_bytes": self._residents.predict_size(request.artifact())}
+
+    def _serve(self, request: Request) -> Future[Any]:
+        one, address = self._residents.of(request.model()), request.text("address")
+        options = one.options(request.text("token"), request.number("replica"))
+        evaluator = one.evaluator
+        if evaluator is None:
+            raise Fault("none", f"model {one.artifact.model!r} is being unloaded")
+        try:
+            return self._lines.serve(evaluator, one.gate, address, options, request.number("timeout_ms", SERVE_MS) / 1000)
+        except ValueError as error:
+            raise Fault("none", str(error)) from None
+
+    def _leave(self, request: Request) -> Future[Any]:
+        return self._lines.leave(request.model(), request.text("address"))
+
+    def _left(self, model: str, address: str, why: str) -> None:
+        self._channel.send({"event": "left", "model": model, "address": address, "why": why})
+
+
+def files_as_many_as_allowed() -> None:
+    """A connection is a file; the usual soft limit of 1024 is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def half_of_memory() -> int:
+    return int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 2
+
+
+def runtimes_of(named: Iterable[str]) -> list[Runtime]:
+    """Those named `module:Class`, and behind them those built in. Raises: whatever importing them does, TypeError."""
+    found: list[Runtime] = []
+    for name in named:
+        module, _, attribute = name.partition(":")
+        made = getattr(importlib.import_module(module), attribute)()
+        if not isinstance(made, Runtime):
+            raise TypeError(f"{name} is no clipper_container.runtime.Runtime")
+        found.append(made)
+    return [*found, FileRuntime(), PythonRuntime()]
+
+
+def run(arguments: Namespace, token: str) -> int:
+    """The verb; returns the exit code."""
+    files_as_many_as_allowed()
+    sys.path.insert(0, os.getcwd())
+    try:
+        parse_address(arguments.control)
+        runtimes = runtimes_of(arguments.runtime)
+        sock = connect(arguments.control, 10.0)
+    except Exception as error:
+        print(f"clipper-container host: {explain(error)}", file=sys.stderr, flush=True)
+        return 2
+    sock.settimeout(None)
+    stop = StopSwitch()
+    stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))
+    asked = [runtime.capacity_bytes() for runtime in runtimes]
+    capacity = arguments.capacity_mib << 20 or max(asked) or half_of_memory()
+    loading = arguments.loading_max or max(2, os.cpu_count() or 1)
+    host = Host(Channel(sock), runtimes, capacity, loading, arguments.load_s)
+    try:
+        host.serve(token, arguments.name, stop)
+    except (EOFError, ValueError, OSError) as error:
+        print(f"clipper-container host: {error}", file=sys.stderr, flush=True)
+    host.close()
+    sys.stdout.flush()
+    os._exit(0)  # a load that overran its time may still run, and cannot be ended

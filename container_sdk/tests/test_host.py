@@ -1,0 +1,339 @@
+"""The real host process against a node and servers that speak docs/hosts.md and docs/wire.md by hand."""
+
+from __future__ import annotations
+
+import struct
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fake_server as fake
+import msgpack
+import numpy as np
+import pytest
+from fake_node import Node, Refused
+
+MODELS = """
+import threading, time
+import numpy as np
+from clipper_container import Model, Scored
+
+def total(xs):
+    return xs.sum(axis=1)
+
+def picky(xs):
+    raise ValueError("not today")
+
+class Named(Model):
+    input, output, batch_max, sessions = "f64[2]", "f64", 8, True
+
+    def load(self):
+        self.factor = 10.0
+
+    def predict_batch(self, xs, sessions):
+        return xs[:, 0] * self.factor + sessions
+
+def slow(xs):
+    time.sleep(0.2)
+    return xs[:, 0]
+
+number = 7
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    (tmp_path / "models.py").write_text(textwrap.dedent(MODELS))
+    return tmp_path
+
+
+@contextmanager
+def hosting(folder: Path, *options: str) -> Iterator[Node]:
+    node = Node(folder, *options)
+    try:
+        yield node
+    finally:
+        node.said = node.close()
+        assert node.process.returncode == 0, node.said
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """One host for the tests that leave nothing in it."""
+    folder = tmp_path_factory.mktemp("host")
+    (folder / "models.py").write_text(textwrap.dedent(MODELS))
+    with hosting(folder) as node:
+        node.folder = folder
+        yield node
+
+
+@pytest.fixture
+def node(shared: Node) -> Iterator[Node]:
+    yield shared
+    for model, _ in shared.ask("status")["resident"]:
+        shared.ask("unload", model=model)
+    shared.events.clear()
+    assert shared.ask("status")["connections"] == 0
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[fake.Server]:
+    with listening(tmp_path) as server:
+        yield server
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[fake.Server]:
+    """A server; what it has accepted is closed with it."""
+    folder.mkdir(exist_ok=True)
+    server = fake.Server(folder)
+    peers: list[fake.Peer] = []
+    accept = server.accept
+    server.accept = lambda: peers.append(accept()) or peers[-1]
+    yield server
+    for peer in peers:
+        peer.close()
+    server.close()
+
+
+def load(node: Node, model: str, path: str, **more: Any) -> dict[str, Any]:
+    return node.ask("load", model=model, **{"type": "python", "path": path, "key": str(node.folder), **more})
+
+
+def serve(node: Node, server: fake.Server, model: str, **welcome: Any) -> fake.Peer:
+    n = node.begin("serve", model=model, address=server.address, token="theirs", replica=3)
+    peer = server.accept()
+    peer.said = peer.welcome(**welcome)
+    assert node.end(n) == {}
+    return peer
+
+
+def answer(peer: fake.Peer, rows: Any = ((1.0, 2.0), (3.0, 4.0)), id: int = 1) -> list[float]:
+    got = peer.ask(fake.fixed(np.array(rows), id))
+    assert (got.kind, got.id) == (fake.REPLY, id), got
+    return got.parts()["rows"].tolist()
+
+
+def test_it_says_who_it_is(node: Node) -> None:
+    assert node.hello["token"] == "secret"
+    assert node.hello["pid"] == node.process.pid
+    assert {"python", "packed", "onnx", "skops"} <= set(node.hello["types"])
+    assert (node.hello["verb"], node.hello["runtime"]) == ("hello", "clipper/0.1")
+    status = node.ask("status")
+    assert status["resident"] == []
+    assert status["capacity_bytes"] > 1 << 28
+    assert status["loading_max"] >= 2
+    assert status["load_timeout_ms"] == 30_000
+
+
+def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server) -> None:
+    loaded = load(node, "a", "models:Named")
+    assert (loaded["input"], loaded["output"], loaded["concurrency"]) == ("f64[2]", "f64", 1)
+    assert loaded["size_bytes"] >= 4096
+    assert node.ask("size", model="a") == {"size_bytes": loaded["size_bytes"]}
+    assert node.ask("status")["resident"] == [["a", loaded["size_bytes"]]]
+    peer = serve(node, listener, "a", quiet=True)
+    said = {"name": "a", "version": 1, "replica": 3, "token": "theirs", "input": "f64[2]", "batch_max": 8, "sessions": True}
+    assert {**peer.said, **said, "quiet": True} == peer.said
+    assert answer(peer) == [10.0, 30.0]
+    n = node.begin("unload", model="a")
+    assert peer.frame().kind == fake.GOODBYE
+    peer.close()
+    assert node.end(n) == {}
+    assert node.ask("status")["resident"] == []
+    assert node.events == []  # it was asked to go
+
+
+def test_two_batches_that_come_together_are_answered_in_turn(node: Node, listener: fake.Server) -> None:
+    load(node, "a", "models:total")
+    peer = serve(node, listener, "a", quiet=True)
+    batches = [np.full((n, 2), float(n)) for n in (1, 3, 700, 9000)]
+    peer.sock.sendall(b"".join(fake.fixed(rows, id) for id, rows in enumerate(batches, 1)))
+    for id, rows in enumerate(batches, 1):
+        got = peer.frame()
+        assert (got.kind, got.id) == (fake.REPLY, id)
+        assert got.parts()["rows"].tolist() == rows.sum(axis=1).tolist()
+    peer.close()
+    assert node.event()["why"] == "the server closed the connection"
+
+
+def test_a_model_that_raises_fails_the_batch_and_lives_on(node: Node, listener: fake.Server) -> None:
+    load(node, "p", "models:picky")
+    peer = serve(node, listener, "p", quiet=True)
+    for id in (1, 2):
+        got = peer.ask(fake.fixed(np.zeros((1, 2)), id))
+        assert got.kind == fake.FAILURE
+        assert b"not today" in got.payload
+    peer.close()
+
+
+def test_heartbeats_are_sent_where_the_server_does_not_say_quiet(node: Node, listener: fake.Server) -> None:
+    load(node, "a", "models:total")
+    peer = serve(node, listener, "a", heartbeat_ms=20)
+    assert [peer.frame(heartbeats=True).kind for _ in range(3)] == [fake.HEARTBEAT] * 3
+    assert answer(peer) == [3.0, 7.0]
+    peer.close()
+
+
+def test_a_server_that_falls_silent_is_left_unless_it_is_quiet(node: Node, listener: fake.Server) -> None:
+    load(node, "a", "models:total")
+    peer = serve(node, listener, "a", heartbeat_ms=10)
+    assert node.event()["model"] == "a"
+    peer.close()
+
+
+def test_leave_waits_for_the_batch_in_hand_and_says_goodbye(node: Node, listener: fake.Server) -> None:
+    load(node, "s", "models:slow")
+    peer = serve(node, listener, "s", quiet=True)
+    peer.sock.sendall(fake.fixed(np.ones((1, 2))))
+    n = node.begin("leave", model="s", address=listener.address)
+    kinds = {peer.frame().kind, peer.frame().kind}  # the batch may not have been read when leave comes
+    assert kinds == {fake.REPLY, fake.GOODBYE}
+    peer.close()
+    assert node.end(n) == {}
+    assert node.ask("leave", model="s", address=listener.address) == {}
+    assert node.events == []
+    peer = serve(node, listener, "s", quiet=True)  # and again
+    assert answer(peer) == [1.0, 3.0]
+    peer.close()
+
+
+def test_a_server_that_says_goodbye_is_left(node: Node, listener: fake.Server) -> None:
+    load(node, "a", "models:total")
+    peer = serve(node, listener, "a", quiet=True)
+    peer.sock.sendall(fake.frame(fake.GOODBYE))
+    assert node.event() == {"event": "left", "model": "a", "address": listener.address, "why": "the server said goodbye"}
+    assert peer.frame().kind == fake.GOODBYE
+    with pytest.raises(EOFError):
+        peer.frame()
+
+
+def test_serve_joins_the_connection_that_is_there(node: Node, listener: fake.Server) -> None:
+    load(node, "a", "models:total")
+    first = node.begin("serve", model="a", address=listener.address, token="", replica=1)
+    second = node.begin("serve", model="a", address=listener.address, token="", replica=1)
+    peer = listener.accept()
+    peer.welcome(quiet=True)
+    assert node.end(first) == node.end(second) == node.ask("serve", model="a", address=listener.address) == {}
+    assert node.ask("status")["connections"] == 1
+    peer.close()
+
+
+def test_a_server_that_refuses_says_why(node: Node, listener: fake.Server) -> None:
+    load(node, "a", "models:total")
+    n = node.begin("serve", model="a", address=listener.address)
+    peer = listener.accept()
+    peer.hello()
+    peer.sock.sendall(fake.frame(fake.REFUSE, b"not you"))
+    with pytest.raises(Refused, match="not you"):
+        node.end(n)
+    assert node.ask("status")["connections"] == 0
+    peer.close()
+
+
+def test_a_server_that_comes_late_is_dialled_again(node: Node, tmp_path: Path) -> None:
+    load(node, "a", "models:total")
+    n = node.begin("serve", model="a", address=f"unix:{tmp_path}/s")
+    with listening(tmp_path) as server:
+        server.accept().welcome(quiet=True)
+        assert node.end(n) == {}
+
+
+@pytest.mark.parametrize("address", ["unix:/nowhere/at/all", "tcp:127.0.0.1:1"])
+def test_a_server_that_is_not_there_is_given_up(node: Node, address: str) -> None:
+    load(node, "a", "models:total")
+    with pytest.raises(Refused, match=r"No such file|refused"):
+        node.ask("serve", model="a", address=address, timeout_ms=100)
+    assert node.ask("status")["connections"] == 0
+
+
+def test_one_batch_at_once_from_several_servers(node: Node, tmp_path: Path) -> None:
+    load(node, "s", "models:slow")
+    with listening(tmp_path / "1") as one, listening(tmp_path / "2") as other:
+        peers = [serve(node, server, "s", quiet=True) for server in (one, other)]
+        for peer in peers:
+            peer.sock.sendall(fake.fixed(np.ones((1, 2))))
+        assert [peer.frame().kind for peer in peers] == [fake.REPLY] * 2  # the second was parked, and came out again
+        assert [answer(peer, id=2) for peer in peers] == [[1.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "fault", "why"),
+    [
+        ({"verb": "dance"}, "none", "no verb is 'dance'; known: status, load"),
+        ({"verb": "load"}, "none", "no model is named"),
+        ({"verb": "load", "model": 7}, "none", "model is 7; a str is wanted"),
+        ({"verb": "load", "model": "x", "type": "wood"}, "host", "no runtime here opens 'wood', only "),
+        ({"verb": "load", "model": "x", "type": "python", "path": "models"}, "artifact", "neither module:attribute nor"),
+        ({"verb": "load", "model": "x", "type": "python", "path": "models:nothing"}, "artifact", "has no attribute 'nothing'"),
+        ({"verb": "load", "model": "x", "type": "python", "path": "models:number"}, "artifact", "cannot serve a int"),
+        ({"verb": "load", "model": "x", "type": "python", "path": "nothing:f"}, "host", "No module named 'nothing'"),
+        ({"verb": "load", "model": "x", "type": "python", "path": "f:f", "key": "/nowhere"}, "host", "'/nowhere' is not there"),
+        ({"verb": "load", "model": "x", "type": "onnx", "path": "/nowhere.onnx"}, "host", "/nowhere.onnx"),
+        ({"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py"}, "artifact", "onnxruntime cannot load this"),
+        ({"verb": "load", "model": "x", "type": "skops", "path": "PATH/models.py"}, "artifact", "are no skops file"),
+        ({"verb": "load", "model": "x", "type": "packed", "path": "PATH/models.py"}, "artifact", "was not packed by clipper"),
+        ({"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": "{"}, "artifact", "no JSON object"),
+        ({"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": '{"a":1}'}, "artifact", "known: sha256"),
+        (
+            {"verb": "load", "model": "x", "type": "onnx", "path": "PATH/models.py", "key": '{"sha256":"00"}'},
+            "artifact",
+            "is not the file that was deployed",
+        ),
+        ({"verb": "size", "model": "x"}, "none", "model 'x' is not loaded here"),
+        ({"verb": "serve", "model": "x", "address": "unix:/s"}, "none", "model 'x' is not loaded here"),
+        ({"verb": "predict_size", "model": "x", "type": "wood"}, "host", "no runtime here opens 'wood'"),
+    ],
+)
+def test_a_request_that_fails_says_whose_fault_it_is(node: Node, request_: dict[str, Any], fault: str, why: str) -> None:
+    fields = {key: value.replace("PATH", str(node.folder)) for key, value in request_.items() if key != "model"}
+    fields |= {"model": request_["model"]} if "model" in request_ else {}
+    if fields.get("type") == "python":
+        fields.setdefault("key", str(node.folder))
+    with pytest.raises(Refused) as refused:
+        node.ask(fields.pop("verb"), **fields)
+    assert refused.value.args[0] == fault
+    assert why in refused.value.args[1]
+    assert node.ask("status")["resident"] == []
+
+
+def test_a_load_joins_one_of_the_same_and_clashes_with_another(node: Node) -> None:
+    assert node.ask("unload", model="nobody") == {}
+    both = [node.begin("load", model="a", type="python", path="models:total", key=str(node.folder)) for _ in range(2)]
+    assert node.end(both[0]) == node.end(both[1])
+    with pytest.raises(Refused, match="is here already, from 'models:total'; unload it first"):
+        load(node, "a", "models:slow")
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(node: Node, tmp_path: Path, listener: fake.Server) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.py").write_text(f"def f(xs):\n    return [{3.0 if name == 'one' else 2.0}] * len(xs)\n")
+        load(node, name, "model.py:f" if name == "one" else "model:f", key=str(tmp_path / name), input="f64[2]")
+    for name, value in (("one", 3.0), ("two", 2.0)):
+        peer = serve(node, listener, name, quiet=True)
+        assert answer(peer) == [value] * 2
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    "raw", [struct.pack("<I", 1 << 30), struct.pack("<I", 1) + b"\xc1", struct.pack("<I", 1) + msgpack.packb(7)]
+)
+def test_a_node_that_talks_nonsense_is_left(tmp_path: Path, raw: bytes) -> None:
+    with hosting(tmp_path) as node:
+        node.send(raw)
+        assert node.process.wait(10) == 0
+    assert "clipper-container host:" in node.said
+
+
+def test_it_ends_with_its_node_and_says_goodbye(code: Path, listener: fake.Server) -> None:
+    with hosting(code) as node:
+        node.folder = code
+        load(node, "a", "models:total")
+        peer = serve(node, listener, "a", quiet=True)
+        node.process.terminate()
+        assert peer.frame().kind == fake.GOODBYE
+        peer.close()
+        assert node.process.wait(10) == 0
