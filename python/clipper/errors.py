@@ -113,6 +113,13 @@ class UnknownApplication(Unknown):
     known_as = "Applications"
 
 
+class UnknownTable(Unknown):
+    """No such embedding table on these shards."""
+
+    noun = "table"
+    slug = "unknown-table"
+
+
 class UnknownPrediction(Unknown):
     """Feedback for a prediction that is not remembered: never made here, too old, or another application's."""
 
@@ -288,6 +295,22 @@ class LeaseLost(StoreError):
     rest_status = 409
     grpc_code = "ABORTED"
     slug = "lease-lost"
+
+
+class ShardAway(ClipperError, ConnectionError):
+    """A shard of the parameter server does not answer, or recovers: what was asked of it may be asked again."""
+
+    rest_status = 503
+    grpc_code = "UNAVAILABLE"
+    slug = "shard-away"
+
+
+class StalePush(ClipperError):
+    """A gradient of parameters that have changed too often since; nothing was applied."""
+
+    rest_status = 409
+    grpc_code = "ABORTED"
+    slug = "stale-push"
 
 
 class DeployFailed(ClipperError):

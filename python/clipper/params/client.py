@@ -1,0 +1,328 @@
+"""`Client`: what a worker, or a model that serves, asks of a set of shards."""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clipper.errors import InvalidInput, UnknownTable
+from clipper.params.frames import DTYPES, DUPLICATE, Head, Kind, padding, unpacked
+from clipper.params.line import Ask, Line, addresses_in, call
+from clipper.params.partition import Ids, parted, shard_of_name
+from clipper.params.tables import TableSpec
+
+Array = npt.NDArray[Any]
+Variables = Mapping[str, npt.NDArray[np.float32]]
+_NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """versions: of the model on each shard that took part.  repeated: shards that had applied this push before."""
+
+    sequence: int
+    versions: dict[int, int]
+    repeated: tuple[int, ...] = ()
+
+
+class Prefetched:
+    """Rows that are on their way. result(): as `pull` gives them; once."""
+
+    def __init__(self, client: "Client", take: Callable[[], Array]) -> None:
+        self._client, self._take = client, take
+
+    def result(self) -> Array:
+        with self._client.lock:
+            return self._take()
+
+
+class Client:
+    """Threads: any, one request at a time; a worker that wants two at once makes two clients.
+
+    shards: the folder of a set that runs on this host, or the addresses of all shards in order (`unix:/path`, `tcp:host:port`).
+    worker: its number, unique; pushes are told from their repetitions by it. Made up when not given.
+    patience_s: how long to wait for a shard that is away, or recovers, before ShardAway.
+    """
+
+    def __init__(
+        self,
+        shards: str | os.PathLike[str] | Sequence[str],
+        *,
+        token: str = "",
+        worker: int = 0,
+        patience_s: float = 10.0,
+        answer_s: float = 10.0,
+    ) -> None:
+        addresses: list[str]
+        self._folder, known = "", ""
+        if isinstance(shards, str) and shards.startswith(("unix:", "tcp:")):
+            addresses = [shards]
+        elif isinstance(shards, str | os.PathLike):
+            self._folder = os.fspath(shards)
+            addresses, known = addresses_in(self._folder)
+        else:
+            addresses = list(shards)
+        if not addresses:
+            raise InvalidInput("a set of no shards.", hint="Give the addresses of all of them, in order.")
+        self._addresses = addresses
+        self.worker = worker or secrets.randbits(63) | 1
+        self.patience_s = patience_s
+        self._sequence = 0
+        self._specs: dict[str, TableSpec] = {}
+        self.lock = threading.RLock()
+        token = token or known or os.environ.get("CLIPPER_PARAMS_TOKEN", "")
+        self.lines = [Line(i, self._address, token, self.worker, answer_s) for i in range(len(addresses))]
+
+    def close(self) -> None:
+        with self.lock:
+            for line in self.lines:
+                line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the model on each shard, as last heard."""
+        return [line.version for line in self.lines]
+
+    # -- tables
+
+    def create(self, spec: TableSpec) -> None:
+        """Make the table on every shard that does not have it. Raises InvalidInput, TypeConflict (it is there, and another)."""
+        spec.check()
+        for line, said in self.call_all("create", spec=msgspec.to_builtins(spec)):
+            line.tables[spec.name] = int(said["number"])
+        self._specs[spec.name] = spec
+
+    def spec(self, table: str) -> TableSpec:
+        """Of a table. Raises UnknownTable."""
+        if table not in self._specs:
+            said = self.call(0, "tables")["tables"]
+            self._specs.update({name: msgspec.convert(spec, TableSpec) for name, spec in said.items()})
+        try:
+            return self._specs[table]
+        except KeyError:
+            raise UnknownTable.named(table, self._specs) from None
+
+    def pull(self, table: str, ids: npt.ArrayLike, dtype: str = "f32", *, unique: bool = False) -> Array:
+        """[n, dim]: the rows of n ids, in their order; of one without a row, what it would begin as.
+
+        ids: i64[n] or u64[n].  dtype: f32, f16, bf16 (as u16), i8 (given as f32, each row by its scale).  unique: ask for each
+        distinct id once, where many are equal and the way is long.
+        Raises UnknownTable, InvalidInput, ShardAway.
+        """
+        with self.lock:
+            if unique:
+                each, where = np.unique(as_ids(ids), return_inverse=True)
+                return np.take(self._pulling(table, each, dtype)(), where, axis=0)
+            return self._pulling(table, as_ids(ids), dtype)()
+
+    def prefetch(self, table: str, ids: npt.ArrayLike, dtype: str = "f32") -> Prefetched:
+        """Ask now, take later: the rows come while the caller computes."""
+        with self.lock:
+            return Prefetched(self, self._pulling(table, as_ids(ids), dtype))
+
+    def push(
+        self, table: str, ids: npt.ArrayLike, gradients: npt.ArrayLike, *, scale: float = 1.0, versioned: bool = False
+    ) -> Pushed:
+        """One step of the table's optimizer for each distinct id, by the sum of its gradients f32[n, dim].
+
+        Applied exactly once, also when a connection breaks and it is sent again. With replicas that are waited for it survives
+        the death of a shard once this has returned.  scale: of the rate.  versioned: say of which version the gradients are, for
+        shards that mind. Raises InvalidInput (nothing was changed on that shard), StalePush, ShardAway.
+        """
+        each = as_ids(ids)
+        rows = np.ascontiguousarray(gradients, np.float32)
+        dim = self.spec(table).dim
+        if rows.shape != (each.size, dim):
+            raise _misshapen(table, each.size, dim, rows)
+        with self.lock:
+            sequence = self._new_sequence()
+            asks = []
+            for shard, places in parted(each, len(self.lines)):
+                alone = len(places) == each.size
+                mine, part = (each, rows) if alone else (each[places], rows[places])
+                model = self.lines[shard].version if versioned else 0
+                head = Head(Kind.PUSH, rows=mine.size, worker=self.worker, sequence=sequence, model=model, scale=scale)
+                asks.append((shard, self._of_rows(table, shard, head, (mine, part.reshape(-1), padding(part.nbytes)))))
+            answers = self._settle(asks)
+        repeated = tuple(shard for shard, head in answers if head.flags & DUPLICATE)
+        return Pushed(sequence, {shard: head.model for shard, head in answers}, repeated)
+
+    # -- dense variables, and the model as a whole
+
+    def push_model(self, variables: Variables, tables: Sequence[TableSpec] = (), **settings: Any) -> None:
+        """Initialize: the first worker's values win, later ones are ignored.  settings: `optimizer`, `optimizer_settings`."""
+        for spec in tables:
+            self.create(spec)
+        for shard, mine in enumerate(self._by_shard(variables)):
+            self.call(shard, "push_model", variables=mine, **settings)
+
+    def pull_variables(self, since: Sequence[int] | None = None) -> tuple[list[int], dict[str, Array]]:
+        """(version of each shard, variables): all, or with `since` those of shards whose version is newer.
+        Raises InvalidInput while no worker has initialized them."""
+        versions, found = [], {}
+        for line, said in self.call_all("pull_variables", each=[{"since": v} for v in since] if since is not None else None):
+            if not said["initialized"]:
+                raise InvalidInput(f"{line.name} has no variables yet.", hint="Push them first: client.push_model({...}).")
+            versions.append(int(said["version"]))
+            found.update(said["variables"])
+        return versions, found
+
+    def push_gradients(
+        self,
+        variables: Variables | None = None,
+        rows: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]] | None = None,
+        *,
+        versions: Sequence[int] | None = None,
+        scale: float = 1.0,
+    ) -> dict[str, Any]:
+        """A step of the whole model: gradients of dense variables, and of rows by table (ids, f32[n, dim]).
+
+        versions: of each shard, that the gradients were computed at. -> {"accepted": bool, "versions": [...], "why": [...]}; by
+        all shards or by none, where shards sum the gradients of several workers (`sync`).
+        """
+        with self.lock:
+            sequence = self._new_sequence()
+            parts: list[dict[str, Any]] = [{"variables": mine, "rows": {}} for mine in self._by_shard(variables or {})]
+            for table, (ids, gradients) in (rows or {}).items():
+                each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
+                if given.shape != (each.size, self.spec(table).dim):
+                    raise _misshapen(table, each.size, self.spec(table).dim, given)
+                for shard, places in parted(each, len(self.lines)):
+                    parts[shard]["rows"][table] = {"ids": each[places], "gradients": given[places]}
+            for shard, part in enumerate(parts):
+                part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
+                part["version"] = versions[shard] if versions is not None else 0
+            answers = [said for _, said in self.call_all("push_gradients", each=parts)]
+        return {
+            "accepted": all(said["accepted"] for said in answers),
+            "versions": [int(said["version"]) for said in answers],
+            "why": [said.get("why", "") for said in answers],
+        }
+
+    # -- calls
+
+    def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
+        """Ask one shard. Raises what it refuses with, and ShardAway."""
+        with self.lock:
+            ask = call(name, **fields)
+            self.lines[shard].settled(ask, time.monotonic() + self.patience_s)
+            return unpacked(ask.body)
+
+    def call_all(
+        self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
+    ) -> list[tuple[Line, dict[str, Any]]]:
+        """Ask every shard at once; each: what else to tell them, by shard."""
+        with self.lock:
+            asks = [(i, call(name, **fields, **(each[i] if each else {}))) for i in range(len(self.lines))]
+            self._settle(asks)
+            return [(self.lines[shard], unpacked(ask.body)) for shard, ask in asks]
+
+    # -- inside
+
+    def _new_sequence(self) -> int:
+        """Above all that shards know of this worker: its number may have been another process's before."""
+        if not self._sequence:
+            self.call_all("tables")  # every shard has said
+            self._sequence = max(line.sequence for line in self.lines)
+        self._sequence += 1
+        return self._sequence
+
+    def _address(self, shard: int) -> str:
+        if self._folder:
+            self._addresses, _ = addresses_in(self._folder)
+        return self._addresses[shard]
+
+    def _by_shard(self, variables: Variables) -> list[dict[str, Array]]:
+        parts: list[dict[str, Array]] = [{} for _ in self.lines]
+        for name, value in variables.items():
+            parts[shard_of_name(name, len(parts))][name] = np.ascontiguousarray(value, np.float32)
+        return parts
+
+    def _of_rows(self, table: str, shard: int, head: Head, buffers: Sequence[Any], into: memoryview | None = None) -> Ask:
+        line = self.lines[shard]
+        if table not in line.tables:
+            found = self.call(shard, "tables")["numbers"]
+            line.tables.update({str(name): int(number) for name, number in found.items()})
+            if table not in line.tables:
+                raise UnknownTable.named(table, line.tables)
+        size = sum(memoryview(one).nbytes for one in buffers)
+        return Ask(head._replace(table=line.tables[table], payload_bytes=size), buffers, into)
+
+    def _settle(self, asks: Sequence[tuple[int, Ask]]) -> list[tuple[int, Head]]:
+        """All are sent before the first is waited for."""
+        until = time.monotonic() + self.patience_s
+        for shard, ask in asks:
+            self._try_to_send(shard, ask)
+        return [(shard, self.lines[shard].settled(ask, until)) for shard, ask in asks]
+
+    def _try_to_send(self, shard: int, ask: Ask) -> None:
+        try:
+            self.lines[shard].send(ask)
+        except OSError:
+            ask.id = 0  # `settled` sends it again
+
+    def _pulling(self, table: str, ids: Ids, dtype: str) -> Callable[[], Array]:
+        """Sends the requests; what it returns waits for them."""
+        if dtype not in DTYPES:
+            raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
+        dim, parts = self.spec(table).dim, []
+        out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
+        for shard, places in parted(ids, len(self.lines)):
+            alone = len(places) == ids.size
+            mine = ids if alone else ids[places]
+            direct = alone and dtype == "f32" and out.nbytes % 8 == 0
+            into = memoryview(out.data).cast("B") if direct and out.size else None
+            ask = self._of_rows(table, shard, Head(Kind.PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), into)
+            self._try_to_send(shard, ask)
+            parts.append((shard, ask, places))
+        until = time.monotonic() + self.patience_s
+
+        def take() -> Array:
+            for shard, ask, places in parts:
+                self.lines[shard].settled(ask, until)
+                if ask.body is not ask.into:
+                    out[places] = rows_in(ask.body, len(places), dim, dtype)
+            return out
+
+        return take
+
+
+def _misshapen(table: str, n: int, dim: int, given: Array) -> InvalidInput:
+    return InvalidInput(f"table {table!r}: gradients are f32[{n}, {dim}], not {list(given.shape)}.")
+
+
+def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Array:
+    """The rows of an answer."""
+    if dtype != "i8":
+        return np.frombuffer(body, _NUMPY[dtype], n * dim).reshape(n, dim)
+    rows = np.frombuffer(body, np.int8, n * dim).reshape(n, dim)
+    scales = np.frombuffer(body, np.float32, n, n * dim + len(padding(n * dim)))
+    found: Array = rows * scales[:, None]
+    return found
+
+
+def as_ids(ids: npt.ArrayLike) -> Ids:
+    """i64[n], contiguous; u64 as the same bits. Raises InvalidInput."""
+    array = np.asarray(ids)
+    if array.dtype == np.uint64:
+        array = array.view(np.int64)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise InvalidInput(f"ids are whole numbers [n], not {array.dtype}{list(array.shape)}.")
+    return np.ascontiguousarray(array, np.int64)
+
+
+__all__ = ["Client", "Prefetched", "Pushed", "as_ids"]

@@ -1,0 +1,166 @@
+"""Messages between a worker and a shard: heads, calls, and how a refusal becomes an error. docs/params.md has the table.
+
+A call is a map in msgpack, `{"call": NAME, ...}`, and so is its answer; arrays in it are maps of dtype, shape and bytes.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from clipper import errors
+from clipper.errors import ClipperError, FrameError
+from clipper_core.status import Status
+
+HEAD = struct.Struct("<4s4B2I5QfI")
+HEAD_BYTES = HEAD.size
+MAGIC, VERSION = b"CLPT", 1
+DUPLICATE = 1  # flag of an answer to a push that had been applied before
+DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
+_ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_RANK_MAX = 8
+
+
+class Kind(IntEnum):
+    PULL = 1
+    PUSH = 2
+    CALL = 3
+    ANSWER = 4
+    REFUSED = 5
+
+
+class Refusal(IntEnum):
+    """Beside those of `Status`. CALL_FAILED: the payload is a map of slug, message and hint."""
+
+    NOT_ADMITTED = 101
+    NOT_READY = 102
+    OTHER_EPOCH = 103
+    TOO_STALE = 104
+    TOO_OLD = 105
+    CALL_FAILED = 106
+
+
+class Head(NamedTuple):
+    kind: int
+    dtype: int = 0
+    flags: int = 0
+    table: int = 0
+    rows: int = 0
+    id: int = 0
+    epoch: int = 0
+    worker: int = 0
+    sequence: int = 0
+    model: int = 0
+    scale: float = 1.0
+    payload_bytes: int = 0
+
+    def packed(self) -> bytes:
+        return HEAD.pack(MAGIC, VERSION, *self)
+
+
+def read_head(data: bytes | bytearray | memoryview) -> Head:
+    """Of 64 bytes. Raises FrameError."""
+    magic, version, *fields = HEAD.unpack(data)
+    head = Head(*fields)
+    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 5 or head.payload_bytes % 8:
+        raise FrameError("what a shard sent is no message of this protocol.", hint="Is it a shard of another version of clipper?")
+    return head
+
+
+def padding(nbytes: int) -> bytes:
+    """What fills up a payload to a multiple of 8."""
+    return bytes(-nbytes % 8)
+
+
+def packed(fields: dict[str, Any]) -> bytes:
+    """A map, padded. Arrays in it are turned into maps."""
+    body: bytes = msgpack.packb(fields, default=_plain)
+    return body + padding(len(body))
+
+
+def unpacked(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The map at the front of a payload. Raises FrameError."""
+    reader = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(body)), object_hook=_array)
+    try:
+        reader.feed(body)
+        found = reader.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise FrameError(f"a call that cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise FrameError(f"a call is a map, not {type(found).__name__}.")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        whole = np.ascontiguousarray(value)
+        return {"__array__": whole.dtype.name, "shape": list(value.shape), "data": whole.tobytes()}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} does not travel")
+
+
+def _array(fields: dict[Any, Any]) -> Any:
+    """An array, where a map is one; nothing is trusted."""
+    dtype = fields.get("__array__")
+    if dtype is None:
+        return fields
+    shape, data = fields.get("shape"), fields.get("data")
+    if dtype not in _ARRAY_DTYPES or not isinstance(shape, list) or len(shape) > _RANK_MAX or not isinstance(data, bytes):
+        raise ValueError(f"an array of {dtype!r}, shape {shape!r}")
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"an array of shape {shape!r}")
+    found: npt.NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
+    return found
+
+
+# -- refusals
+
+
+_BY_SLUG: dict[str, type[ClipperError]] = {
+    one.slug: one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ClipperError)
+}
+
+
+def failed(error: Exception) -> bytes:
+    """The payload of a call that raised; what is not ours is told by its type alone."""
+    if isinstance(error, ClipperError):
+        return packed({"slug": error.slug, "message": error.message, "hint": error.hint})
+    return packed({"slug": "internal", "message": f"the shard failed: {type(error).__name__}: {error}", "hint": ""})
+
+
+def refusal(head: Head, body: bytes | bytearray | memoryview, what: str) -> ClipperError:
+    """The error that a REFUSED answer stands for. what: which request, of which shard."""
+    if head.rows == Refusal.CALL_FAILED:
+        said = unpacked(body)
+        kind = _BY_SLUG.get(str(said.get("slug")), ClipperError)
+        return kind(str(said.get("message", "")), hint=str(said.get("hint", "")))
+    about = int.from_bytes(body[:8], "little", signed=True) if len(body) >= 8 else 0
+    kind, text, hint = _REFUSALS.get(head.rows, (ClipperError, "refused with code {code}", ""))
+    return kind(f"{what}: {text.format(about=about, code=head.rows)}.", hint=hint)
+
+
+_REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
+    Status.BAD_INPUT: (
+        errors.InvalidInput,
+        "a gradient of id {about} holds NaN or infinity, or the scale is no number above 0",
+        "Nothing was changed. Clip gradients, or look for the batch that makes them.",
+    ),
+    Status.BAD_FRAME: (errors.FrameError, "a payload of {about} bytes does not fit its rows", "Is the width the table's?"),
+    Status.TOO_LARGE: (errors.TooLarge, "more than {about} bytes", "Ask for fewer rows, or raise params.frame_bytes_max."),
+    Status.FULL: (errors.Overloaded, "{about} pushes wait for replicas", "Is a replica away? `clipper params ps` tells."),
+    Status.UNKNOWN: (errors.UnknownTable, "no table of number {about}", "Create it first: client.create(TableSpec(...))."),
+    Status.NO_MEMORY: (errors.OutOfMemory, "out of memory", ""),
+    Refusal.NOT_ADMITTED: (errors.Forbidden, "the token is missing or wrong", "Pass token=, or set CLIPPER_PARAMS_TOKEN."),
+    Refusal.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
+    Refusal.OTHER_EPOCH: (errors.ShardAway, "its epoch is {about}, another was meant", "It was relaunched: connect again."),
+    Refusal.TOO_STALE: (errors.StalePush, "the gradient is {about} versions old", "Pull again, and compute it anew."),
+    Refusal.TOO_OLD: (
+        errors.StalePush,
+        "push {about} is older than the last 1024 of this worker; whether it was applied is not known",
+        "Do not send it again.",
+    ),
+}

@@ -1,0 +1,210 @@
+"""A worker's connection to one shard: requests out, answers in by their ids, and again after the shard was relaunched.
+
+Threads: one at a time (Client has the lock).
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipper.errors import ClipperError, FrameError, InvalidInput, ShardAway
+from clipper.params.frames import HEAD_BYTES, Head, Kind, Refusal, packed, read_head, refusal, unpacked
+
+Buffer = Any  # bytes, or an array's memory
+SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
+PAUSE_S = 0.02
+PAUSE_S_MAX = 0.5
+_AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
+
+
+class Ask:
+    """One request on its way: `head` without its id and epoch, the buffers behind it, and what came back.
+
+    into: where the payload of an answer goes, if it is as long; else it is kept in `body`.
+    """
+
+    __slots__ = ("answer", "body", "buffers", "head", "id", "into")
+
+    def __init__(self, head: Head, buffers: Sequence[Buffer] = (), into: memoryview | None = None) -> None:
+        self.head, self.buffers, self.into = head, buffers, into
+        self.id = 0
+        self.answer: Head | None = None
+        self.body: memoryview = memoryview(b"")
+
+
+def call(name: str, **fields: Any) -> Ask:
+    body = packed({"call": name, **fields})
+    return Ask(Head(Kind.CALL, payload_bytes=len(body)), (body,))
+
+
+class Line:
+    """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have another."""
+
+    def __init__(self, number: int, address: Callable[[int], str], token: str, worker: int, answer_s: float) -> None:
+        self.number, self._address, self._token, self._worker, self._answer_s = number, address, token, worker, answer_s
+        self._socket: socket.socket | None = None
+        self._next = 0
+        self._open: dict[int, Ask] = {}
+        self._head = bytearray(HEAD_BYTES)
+        self.epoch = 0  # the highest it was seen in: one with a lower is a shard that should be dead
+        self.version = 0  # of the model there, as last heard
+        self.sequence = 0  # of this worker's pushes there, the highest that it knew when we met
+        self.tables: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return f"shard {self.number} at {self._address(self.number)}"
+
+    def close(self) -> None:
+        self._open.clear()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # -- one request
+
+    def send(self, ask: Ask) -> None:
+        """Raises OSError, ClipperError; the line is closed then, and the request may be sent again."""
+        if self._socket is None:
+            self._dial()
+        self._send(ask)
+
+    def wait(self, ask: Ask) -> Head:
+        """Until its answer is there; those of others are kept. Raises OSError, ClipperError."""
+        while ask.answer is None:
+            if ask.id not in self._open:
+                raise ConnectionError("the connection is gone")
+            self._hear()
+        return ask.answer
+
+    def settled(self, ask: Ask, until: float) -> Head:
+        """Its answer, with as many connections as it takes until then. Raises ShardAway, and what the shard refuses with."""
+        pause, why = PAUSE_S, "it does not answer"
+        while True:
+            with contextlib.suppress(OSError):
+                try:
+                    if ask.id not in self._open and ask.answer is None:
+                        self.send(ask)
+                    head = self.wait(ask)
+                    if head.kind == Kind.ANSWER:
+                        return head
+                    error = refusal(head, ask.body, self.name)
+                    if head.rows not in _AGAIN:
+                        raise error
+                    why = error.message
+                    self._meet_again(head)
+                except ShardAway as error:
+                    why = error.message
+            ask.answer, ask.id = None, 0
+            if time.monotonic() + pause > until:
+                raise ShardAway(f"{self.name}: {why}.", hint="Is it running? `clipper params ps` tells.")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_S_MAX)
+
+    def _meet_again(self, head: Head) -> None:
+        """It recovers, or lives another life than we knew."""
+        if head.epoch > self.epoch:
+            self.epoch = head.epoch
+        if head.rows == Refusal.OTHER_EPOCH:
+            self.close()
+
+    # -- bytes
+
+    def _send(self, ask: Ask) -> None:
+        assert self._socket is not None
+        self._next += 1
+        ask.id, ask.answer = self._next, None
+        head = ask.head._replace(id=ask.id, epoch=0 if ask.head.kind == Kind.CALL else self.epoch)
+        self._open[ask.id] = ask
+        pieces = [memoryview(head.packed()), *(memoryview(one).cast("B") for one in ask.buffers if len(one))]
+        try:
+            while pieces:
+                sent = self._socket.sendmsg(pieces)
+                while pieces and sent >= len(pieces[0]):
+                    sent -= len(pieces.pop(0))
+                if sent:
+                    pieces[0] = pieces[0][sent:]
+        except OSError:
+            self.close()
+            raise
+
+    def _hear(self) -> None:
+        try:
+            self._fill(memoryview(self._head))
+            head = read_head(self._head)
+            ask = self._open.pop(head.id, None)
+            into = ask.into if ask is not None and head.kind == Kind.ANSWER else None
+            body = into if into is not None and len(into) == head.payload_bytes else memoryview(bytearray(head.payload_bytes))
+            self._fill(body)
+        except (OSError, FrameError):
+            self.close()
+            raise
+        self.version = max(self.version, head.model) if head.epoch == self.epoch else head.model
+        if ask is not None:
+            ask.body, ask.answer = body, head
+
+    def _fill(self, into: memoryview) -> None:
+        assert self._socket is not None
+        at = 0
+        while at < len(into):
+            n = self._socket.recv_into(into[at:])
+            if n == 0:
+                raise ConnectionError("it closed the connection")
+            at += n
+
+    def _dial(self) -> None:
+        self._socket = connected(self._address(self.number), self._answer_s)
+        ask = call("hello", token=self._token, worker=self._worker, protocol=1)
+        try:
+            self._send(ask)
+            head = self.wait(ask)
+            if head.kind != Kind.ANSWER:
+                raise refusal(head, ask.body, self.name)
+            said = unpacked(ask.body)
+            if said.get("shard") != self.number:
+                raise InvalidInput(f"{self.name} says that it is shard {said.get('shard')}.", hint="Give the addresses in order.")
+            if head.epoch < self.epoch:
+                raise ShardAway(f"{self.name} is one of epoch {head.epoch} that should be dead; its successor has {self.epoch}.")
+            self.epoch = head.epoch
+            self.sequence = int(said.get("sequence", 0))
+            self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
+        except (OSError, ClipperError, TypeError, ValueError):
+            self.close()
+            raise
+
+
+def connected(address: str, answer_s: float) -> socket.socket:
+    """`unix:/path` or `tcp:host:port`. Raises OSError; InvalidInput for another kind."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        line = socket.socket(socket.AF_UNIX)
+        target: Any = rest
+    elif kind == "tcp" and rest.rpartition(":")[2].isdecimal():
+        host, _, port = rest.rpartition(":")
+        line = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        target = (host.strip("[]"), int(port))
+    else:
+        raise InvalidInput(f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port.")
+    try:
+        line.settimeout(answer_s)
+        line.connect(target)
+    except OSError:
+        line.close()
+        raise
+    return line
+
+
+def addresses_in(folder: str | os.PathLike[str]) -> tuple[list[str], str]:
+    """The addresses of the shards of a set, and their token, as its supervisor wrote them. Raises InvalidInput."""
+    path = Path(folder) / SHARDS_FILE
+    try:
+        said = json.loads(path.read_text())
+        return [str(one) for one in said["addresses"]], str(said.get("token", ""))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{path}: {error}.", hint="Start shards with `clipper params up --folder ...`.") from None
