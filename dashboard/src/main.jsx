@@ -6,6 +6,7 @@ import { redrawAll } from "./chart.jsx";
 import { ask, Feed, token } from "./feed.js";
 import { ago, bytes, micros, number, percent } from "./format.js";
 import { Configuration, Events, Slowest } from "./lists.jsx";
+import { Mesh } from "./mesh.jsx";
 import { Batching, Models, stateOf } from "./models.jsx";
 import { Choice, Empty } from "./parts.jsx";
 import { Roles } from "./rollouts.jsx";
@@ -123,6 +124,7 @@ function Board({ shot, view, act }) {
         {apps.length > 0 && <Selection rows={rows} app={one} about={about} now={now} window={window} />}
         {models.length > 0 && <Batching rows={rows} model={chosen} about={about} now={now} window={window} />}
         <Models rows={shot.fine} about={about} now={now} act={act} />
+        {about.mesh && <Mesh about={about} nowS={nowS} />}
         <Roles about={about} now={now} act={act} />
         <TryIt about={about} />
         <Slowest now={now} nowS={nowS} />

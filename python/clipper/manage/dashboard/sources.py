@@ -69,6 +69,7 @@ class ServerSources:
             "started_us": self.started_us,
             "state": shown(self.node.config.server.state) or "memory",
             "addresses": dict(self.addresses()),
+            "mesh": "" if self.node.mesh is None else self.node.mesh.instance,
             "applications": [application_row(app) for app in view.applications.values()],
             "models": [self._model(model) for model in view.models()],
             "events": self._events(view.revision),

@@ -1,0 +1,78 @@
+"""The mesh on the page, in a real Chromium: who is how full, who holds what, and why."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import clipper
+from tests.dashboard.browser import Chromium, Page, found
+from tests.dashboard.test_page import AXE, fill, opened, press
+from tests.frontend.conftest import QUICK, warm_workers
+from tests.frontend.fake_mesh import FakeMesh
+
+pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with Chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Chromium) -> Iterator[Page]:
+    opened = browser.page()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    mesh = FakeMesh()
+    for i in range(60):
+        mesh.register(f"m{i:02}", f"/models/{i}.onnx", load_now=i == 3)
+    mesh.register("odd", "/models/odd.onnx")
+    mesh.fails["odd"] = "<b>no</b> ONNX"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clipper.ClipperServer, "mesh", mesh, raising=False)
+        server = clipper.start(admin="127.0.0.1:0", **QUICK)
+    warm_workers(server)
+    with server:
+        yield server
+
+
+def test_who_is_how_full_and_who_holds_what(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    page.until("document.querySelectorAll('#mesh .nodes tbody tr').length === 2")
+    widths = page.run("[...document.querySelectorAll('#mesh .fill > span')].map(e => e.style.width)")
+    assert widths == ["75%", "0%"]
+    assert page.run("document.querySelector('#mesh .nodes tbody th').innerText").startswith("a")
+    page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
+    page.until_text("The first 50, by id; there are more.")
+    held = "[...document.querySelectorAll('#mesh .held tbody tr')].filter(r => r.innerText.includes('m03'))[0]"
+    cells = page.run(f"[...{held}.querySelectorAll('td')].map(c => c.innerText.split(/\\s+/).join(' '))")
+    assert cells[:3] == ["● loaded", "● loaded", "·"]
+    fill(page, "#mesh input", "odd")
+    page.until("document.querySelectorAll('#mesh .held tbody tr').length === 1")
+    page.until_text("<b>no</b> ONNX")
+    press(page, "#mesh", "why")
+    page.until_text("it waits to be asked")
+    page.until_text("holds least")
+    fill(page, "#mesh input", "nobody")
+    page.until_text("clipper mesh register ID")
+    assert page.troubles == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_readers_of_screens_and_small_screens(page: Page, server: clipper.ClipperServer, scheme: str) -> None:
+    page.prefer(scheme)
+    page.size(375, 700)
+    opened(page, server)
+    page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
+    press(page, "#mesh", "why")
+    page.until_text("it waits to be asked")
+    assert page.run("document.documentElement.scrollWidth") <= 375
+    if AXE.exists():
+        page.run(AXE.read_text() + "; true")
+        shown = "[v.id, v.help, v.nodes.slice(0, 3).map(n => n.html.slice(0, 160))]"
+        assert page.run(f"axe.run('#mesh').then(r => r.violations.map(v => {shown}))") == []
