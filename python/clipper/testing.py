@@ -14,6 +14,7 @@ from clipper_container.outputs import to_rows
 from clipper_container.transport import connect
 
 PATIENCE_S = 20.0
+_BEAT_S = 0.02
 
 
 def wait_until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
@@ -52,14 +53,19 @@ class MemoryContainer:
     def read(self) -> tuple[wire.Header, bytes]:
         """The next frame that is no heartbeat. Raises: ConnectionError when the server closed."""
         while True:
-            header = wire.decode_header(self._exactly(wire.HEADER_BYTES))
-            payload = self._exactly(header.payload_bytes)
+            header, payload = self._frame()
             if header.kind != wire.Kind.HEARTBEAT:
                 return header, payload
 
+    def _frame(self) -> tuple[wire.Header, bytes]:
+        header = wire.decode_header(self._exactly(wire.HEADER_BYTES))
+        return header, self._exactly(header.payload_bytes)
+
     def read_batch(self) -> tuple[int, Any]:
         """The next PREDICT: its id, and its rows as a model would get them."""
-        header, payload = self.read()
+        return self._batch(*self.read())
+
+    def _batch(self, header: wire.Header, payload: bytes) -> tuple[int, Any]:
         if header.kind != wire.Kind.PREDICT:
             raise ConnectionError(f"{wire.Kind(header.kind).name} instead of PREDICT")
         return header.id, wire.row_values(wire.open_rows(header, np.frombuffer(payload, np.uint8).copy()))
@@ -100,20 +106,27 @@ class MemoryContainer:
         return self
 
     def _run(self, predict: Callable[[Any], Any]) -> None:
-        self.socket.settimeout(0.1)
         try:
             while True:
-                try:
-                    self.reply(*self._answer(predict))
-                except TimeoutError:
+                if not self._hears():
                     self.beat()
+                    continue
+                header, payload = self._frame()
+                if header.kind != wire.Kind.HEARTBEAT:
+                    batch, rows = self._batch(header, payload)
+                    self.reply(batch, predict(rows))
         except OSError:
             return
 
-    def _answer(self, predict: Callable[[Any], Any]) -> tuple[int, Any]:
-        self.socket.recv(1, socket.MSG_PEEK)  # a timeout here is between two frames
-        batch, rows = self.read_batch()
-        return batch, predict(rows)
+    def _hears(self) -> bool:
+        """Whether there is more to read, or the end; False when there is nothing in time for a beat."""
+        self.socket.settimeout(_BEAT_S)
+        try:
+            self.socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return False
+        self.socket.settimeout(PATIENCE_S)
+        return True
 
     def close(self) -> None:
         """Drop the connection, as a crash would."""

@@ -479,8 +479,10 @@ cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
 cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
     cdef u32 i
     cdef u64 ticket
+    cdef u64 away_us = now_us - e.chores_us         # we did not listen meanwhile: that is no silence of theirs
     for i in range(1, e.slots_used + 1):
         if e.links[i].link != NULL:
+            e.links[i].link.heard_us = min(e.links[i].link.heard_us + away_us, now_us)
             _chore(e, &e.links[i], now_us)
     for i in range(e.model_count.load(acquire)):
         if e.models[i].demand.lanes.size():

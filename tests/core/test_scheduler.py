@@ -165,6 +165,18 @@ def test_a_silent_replica_gets_nothing_and_is_closed_after_three_heartbeats(worl
     assert future.status() == Status.DEADLINE
 
 
+def test_while_we_do_not_listen_nobody_is_silent(world: World) -> None:
+    """This process was stopped, or had no core: what its containers said meanwhile is read later, or was never sent."""
+    container = world.container(world.model(cached=False))
+    for _ in range(3):
+        world.step(10 * BEAT_US)
+        assert not world.engine.wants_close(container.conn)
+        assert not world.engine.replica(container.conn)["suspect"]
+    for _ in range(3 * BEAT_US // 25_000 + 2):
+        world.step(25_000)
+    assert world.engine.wants_close(container.conn), "silence that we did hear still counts"
+
+
 def test_our_heart_beats_when_we_have_nothing_to_say(world: World) -> None:
     model = world.model()
     container = world.container(model)

@@ -87,7 +87,8 @@ def wakes_a_batch(server: clipper.ClipperServer, n: int) -> list[Row]:
 
 
 def batches(server: clipper.ClipperServer) -> int:
-    return sum(int(replica["batches"]) for replica in server.stats()["models"]["cold:1"]["replicas"])
+    """Of the model, not of its replicas: who answers is listed among them only a moment later."""
+    return int(server.stats()["models"]["cold:1"]["batches"])
 
 
 def latency_us(server: clipper.ClipperServer, effort: Effort, busy: bool) -> float:
