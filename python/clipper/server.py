@@ -440,7 +440,7 @@ class ClipperServer(Streaming):
         from clipper.manage.rest import Management
 
         questions = self._questions
-        mesh: MeshFacade | None = getattr(self, "mesh", None)
+        mesh: MeshFacade | None = getattr(self, "_mesh", None)
         node = Node(
             VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
             self.scale, mesh,

@@ -34,7 +34,7 @@ def server() -> Iterator[clipper.ClipperServer]:
     mesh.register("odd", "/models/odd.onnx")
     mesh.fails["odd"] = "<b>no</b> ONNX"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "mesh", mesh, raising=False)
+        patch.setattr(clipper.ClipperServer, "_mesh", mesh, raising=False)
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
     warm_workers(server)
     with server:

@@ -24,7 +24,7 @@ ONNX = {"type": "onnx", "path": "/models/m.onnx"}
 
 def start(mesh: FakeMesh, **grpc: Any) -> clipper.ClipperServer:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "mesh", mesh, raising=False)
+        patch.setattr(clipper.ClipperServer, "_mesh", mesh, raising=False)
         server = clipper.start(**QUICK, **({"grpc": "127.0.0.1:0"} | grpc))
     warm_workers(server)
     return server

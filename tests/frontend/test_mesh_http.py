@@ -30,7 +30,7 @@ def fake() -> FakeMesh:
 @pytest.fixture(scope="module")
 def server(fake: FakeMesh) -> Iterator[clipper.ClipperServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "mesh", fake, raising=False)
+        patch.setattr(clipper.ClipperServer, "_mesh", fake, raising=False)
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
     warm_workers(server)
     with server:
@@ -224,7 +224,7 @@ def test_a_watcher_who_hangs_up_leaves_nothing(server: clipper.ClipperServer, do
 
 def test_a_server_that_closes_ends_its_watchers() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipper.ClipperServer, "mesh", FakeMesh(), raising=False)
+        patch.setattr(clipper.ClipperServer, "_mesh", FakeMesh(), raising=False)
         server = clipper.start(admin="127.0.0.1:0", **QUICK)
     events = Client(f"http://{server.admin_address}").mesh.watch()
     assert next(events).kind == "SYNC"
