@@ -1,26 +1,33 @@
 """Which models stay in one instance's memory: a weighted LRU that knows what a model is worth.
 
-Worth is demand times what a reload costs, by bytes held. Demand is a count of uses that halves every `half_life_ms`: a very short
-half-life makes this LRU, an endless one LFU. Since all counts halve alike, their order changes only when one is used: with
-`weight` = log2(sum of 2 ** (t / half_life) over its uses), the model of least
+Worth is demand times what a reload costs, by bytes held. Demand is a count of uses that halves by and by: halved at once, this
+would be LRU; never, LFU. Half-lives are counted in uses, `USES` for each model that is here, so that a small memory forgets as
+fast as it turns over; where little is used, by the clock. Since all counts halve alike, their order changes only when one is
+used: with time t in half-lives and `weight` = log2(sum of 2 ** t over a model's uses), the model of least
 
     worth = weight + log2(cost) - log2(size)
 
-goes first, and this number of a model is constant between its uses. A heap holds it; uses only raise it, so a stale entry is too
-low and is found out when it comes up. Weights of models that have gone are kept for a while, so that one which returns is not
-taken for a stranger. Given up: exact LRU, which forgets a model used every minute for one used once (docs/mesh.md, eviction).
-Source: LRFU (Lee et al., 2001) for the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost and size.
+goes first, and this number is constant between a model's uses. A heap holds it; uses only raise it, so that a stale entry is too
+low and is found out when it comes up. Weights of models that have gone are kept for a while: one that returns is no stranger.
+
+Given up: exact LRU, which forgets a model used every minute for one used once. Beside it, and beside rules that know the future:
+`python -m bench mesh-sim`. Source: LRFU (Lee et al., 2001) for the weight, GreedyDual-Size-Frequency (Cherkasova, 1998) for cost
+and size, TinyLFU (Einziger et al., 2017) for counting time in uses.
 """
 
+import bisect
 import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-HALF_LIFE_MS: Final = 3_600_000.0
+USES: Final = 20.0  # uses, for each model that is here, in which demand halves; more is better while demand stays as it is
+HALF_LIFE_MS: Final = 6 * 3_600_000.0  # in which it halves whatever is used
+FEW: Final = 8  # models, below which they count as many
 GHOSTS: Final = 4  # weights of models that have gone, for each that is here
 GHOSTS_MIN: Final = 1024
+MARKS: Final = 128  # of how wall time and half-lives went together, for uses that were long ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,8 @@ class Residents:
     """The models of one instance, what each holds, and who goes first.
 
     Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at most so many.
-    churn_ms: a model used more recently is not evicted to make room (loads would then only chase each other); pinned models and
-    those still loading never are. Iteration gives ids.
+    churn_ms: a model that came more recently is not evicted, so that loads do not chase each other before anything is answered;
+    pinned models and those still loading never are. Iteration gives ids.
     """
 
     def __init__(
@@ -67,17 +74,18 @@ class Residents:
         *,
         models_max: int = 10_000,
         churn_ms: float = 0.0,
-        half_life_ms: float = HALF_LIFE_MS,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.models_max = models_max
         self.churn_ms = churn_ms
-        self.half_life_ms = half_life_ms
         self.used_bytes = 0
         self._models: dict[str, Resident] = {}
         self._heap: list[tuple[float, str]] = []
         self._ghosts: dict[str, float] = {}
         self._oldest = ""
+        self._lives = 0.0  # half-lives until `_lives_ms`
+        self._lives_ms = 0
+        self._marks: list[tuple[int, float]] = []
 
     def __len__(self) -> int:
         return len(self._models)
@@ -126,7 +134,8 @@ class Residents:
     ) -> None:
         """It holds this much from now on; loading: reserved for it, not to be evicted before `loaded`. cost_ms: of a reload."""
         self.remove(model)
-        weight = self._added(self._ghosts.pop(model, -math.inf), used_ms, 1.0)
+        self._pass(now_ms, 1)
+        weight = _sum(self._ghosts.pop(model, -math.inf), self._lives_at(used_ms))
         held = Resident(max(size_bytes, 1), used_ms, now_ms, pinned, loading, cost_ms, weight)
         self._models[model] = held
         self.used_bytes += held.size_bytes
@@ -163,7 +172,8 @@ class Residents:
         held = self._models.get(model)
         if held is None:
             return
-        weight = self._added(held.weight, now_ms, count)
+        self._pass(now_ms, count)
+        weight = _sum(held.weight, self._lives + math.log2(count))
         held.worth += weight - held.weight
         held.weight = weight
         if now_ms > held.used_ms:
@@ -204,7 +214,7 @@ class Residents:
             passed.append(model)
             if held.pinned or held.loading:
                 continue
-            if now_ms - held.used_ms < self.churn_ms or (not waiting and held.used_ms >= used_ms):
+            if now_ms - held.added_ms < self.churn_ms or (not waiting and held.used_ms >= used_ms):
                 continue
             chosen.append(model)
             freed += held.size_bytes
@@ -231,14 +241,30 @@ class Residents:
         loading = sum(held.size_bytes for held in self._models.values() if held.loading)
         return (
             f"{need} bytes are missing and {freed} can be freed: {pinned} are pinned, {loading} loading, "
-            f"and the others were used too recently to be evicted"
+            f"and the others came or were used too recently to go"
         )
 
-    def _added(self, weight: float, time_ms: int, count: float) -> float:
-        """log2(2 ** weight + count * 2 ** (time / half life))."""
-        more = math.log2(count) + time_ms / self.half_life_ms
-        low, high = (weight, more) if weight < more else (more, weight)
-        return high if low < high - 50 else high + math.log2(1.0 + 2.0 ** (low - high))
+    def _pass(self, now_ms: int, uses: float) -> None:
+        """Time passes, by uses and by the clock."""
+        elapsed = max(0, now_ms - self._lives_ms) if self._lives_ms else 0
+        self._lives += uses / (USES * max(len(self._models), FEW)) + elapsed / HALF_LIFE_MS
+        self._lives_ms = max(self._lives_ms, now_ms)
+        if not self._marks or self._lives - self._marks[-1][1] > 0.25:
+            self._marks.append((self._lives_ms, self._lives))
+            if len(self._marks) > MARKS:
+                del self._marks[: MARKS // 2]
+
+    def _lives_at(self, time_ms: int) -> float:
+        """Half-lives until then."""
+        if time_ms >= self._lives_ms:
+            return self._lives
+        after = bisect.bisect_right(self._marks, (time_ms, math.inf))
+        if not after:
+            first_ms, first = self._marks[0]
+            return first - (first_ms - time_ms) / HALF_LIFE_MS
+        (low_ms, low), *rest = self._marks[after - 1 : after + 1]
+        high_ms, high = rest[0] if rest else (self._lives_ms, self._lives)
+        return low + (high - low) * (time_ms - low_ms) / max(high_ms - low_ms, 1)
 
     def _queue(self, model: str, held: Resident) -> None:
         held.worth = held.weight + math.log2(max(held.cost_ms, 1.0)) - math.log2(held.size_bytes)
@@ -261,3 +287,9 @@ class Residents:
             held.queued = held.worth
             heapq.heappush(self._heap, (held.worth, model))
         return ""
+
+
+def _sum(weight: float, more: float) -> float:
+    """log2(2 ** weight + 2 ** more)."""
+    low, high = (weight, more) if weight < more else (more, weight)
+    return high if low < high - 50 else high + math.log2(1.0 + 2.0 ** (low - high))

@@ -16,6 +16,7 @@ from typing import Final, overload
 
 import msgspec
 
+from clipper.mesh.facade import Verdict
 from clipper.mesh.loads import LoadTimes
 from clipper.mesh.records import Instance, MeshModel
 
@@ -62,16 +63,6 @@ class Refusal:
     retry_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What placement thinks of one instance. rank: 1 is the best; 0 for those that cannot. ok: it may be chosen."""
-
-    instance: str
-    ok: bool
-    why: str
-    rank: int
-
-
 def constraint_of(type: str, constraints: Constraints) -> Constraint:
     return constraints.get(type) or constraints.get(DEFAULT) or NO_CONSTRAINT
 
@@ -115,7 +106,12 @@ class Field(Sequence[Instance]):
 
     def put(self, instance: Instance) -> None:
         """A record is new, or has changed."""
+        looked_ms, before = self._replaced_ms, self._records.get(instance.id)
         self.remove(instance.id)
+        if before is not None and _generation(before) == _generation(instance):
+            self._replaced_ms = looked_ms
+        if before is None:
+            self._replaced_ms = -1
         self._records[instance.id] = instance
         self._versions[instance.version] = self._versions.get(instance.version, 0) + 1
         key = self._key(instance)
@@ -126,6 +122,7 @@ class Field(Sequence[Instance]):
         instance = self._records.pop(id, None)
         if instance is None:
             return
+        self._replaced_ms = -1
         left = self._versions[instance.version] - 1
         if left:
             self._versions[instance.version] = left
@@ -174,6 +171,11 @@ _Key = tuple[bool, bool, int, int, str]  # to be replaced, full, models or age, 
 
 def is_full(instance: Instance, size_bytes: int = 0) -> bool:
     return instance.free_bytes < max(size_bytes, 1, FULL_SHARE * instance.capacity_bytes)
+
+
+def _generation(instance: Instance) -> tuple[str, tuple[str, ...], int, bool]:
+    """What says whether it is to be replaced."""
+    return instance.version, instance.labels, instance.started_ms, is_full(instance)
 
 
 def _replaced(instances: Iterable[Instance], now_ms: int) -> frozenset[str]:
@@ -356,11 +358,11 @@ def explain(
     found = _shortlist(ordered, wish, Random(0)) or _shortlist(ordered, replace(wish, evicting=True), Random(0))
     listed = {i.id for i in found}
     drawn = {i.id for i in _not_too_busy(found, wish, seen)} if found else set()
-    told, rank = [], 0
+    told, rank = [], -1
     for instance in sorted(field, key=lambda i: (i.id not in drawn, i.id not in listed)):
         why_not = wish.why_not(instance)
         if why_not:
-            told.append(Verdict(instance.id, False, why_not, 0))
+            told.append(Verdict(instance.id, False, why_not))
             continue
         rank += 1
         if instance.id in drawn:
@@ -374,4 +376,4 @@ def explain(
         else:
             why = "others are better, it is full" if is_full(instance, wish.size_bytes) else f"it has {instance.models} models"
         told.append(Verdict(instance.id, instance.id in drawn, why, rank))
-    return sorted(told, key=lambda verdict: (not verdict.rank, verdict.rank))
+    return sorted(told, key=lambda verdict: (verdict.rank < 0, verdict.rank))

@@ -1,0 +1,182 @@
+"""How many copies: each rule by itself, with its numbers."""
+
+from typing import Any
+
+import pytest
+
+from clipper.mesh import scaling
+from clipper.mesh.placement import Constraint, Field
+from clipper.mesh.records import Copy, Instance, MeshModel, Policy
+from clipper.mesh.usage import Usage, Uses, together
+from clipper.settings.mesh import MeshSettings
+
+MIB = 1 << 20
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+SETTINGS = MeshSettings()
+
+
+def cluster(count: int = 6, full: bool = False, idle_ms: int = 100 * HOUR, **fields: Any) -> Field:
+    return Field(
+        Instance(f"i{n}", n, "", "", capacity_bytes=1000 * MIB, used_bytes=1000 * MIB * full, lru_ms=NOW - idle_ms, **fields)
+        for n in range(count)
+    )
+
+
+def held(count: int, ago_ms: int = HOUR, **policy: Any) -> MeshModel:
+    copies = {f"i{n}": Copy(NOW - ago_ms - 100, NOW - ago_ms) for n in range(count)}
+    return MeshModel("m", "onnx", copies=copies, size_bytes=MIB, policy=Policy(**policy))
+
+
+def wanted(model: MeshModel, usage: Usage, instances: Field | None = None, **options: Any) -> int:
+    return scaling.wanted(model, usage, cluster() if instances is None else instances, NOW, SETTINGS, **options)
+
+
+def test_nothing_is_loaded_unasked() -> None:
+    assert wanted(held(0), Usage()) == 0
+    assert wanted(held(0, copies_min=2), Usage()) == 2
+    assert wanted(held(0, pinned=True), Usage()) == 1
+    assert wanted(held(1, copies_max=1), Usage(rate=90_000)) == 1
+    assert wanted(held(3, copies_max=2), Usage()) == 2
+    assert wanted(held(1, copies_min=99), Usage()) == 6
+
+
+def test_regular_use_makes_a_second_copy() -> None:
+    assert wanted(held(1), Usage(NOW, 1, regular=True)) == 2
+    assert wanted(held(1), Usage(NOW, 1, regular=False)) == 1
+    assert wanted(held(2), Usage(NOW, 1, regular=True)) == 2
+    assert wanted(held(1), Usage(NOW, 1, regular=True), cluster(full=True, idle_ms=5 * HOUR)) == 1
+    assert wanted(held(1), Usage(NOW, 1, regular=True), cluster(full=True, idle_ms=7 * HOUR)) == 2
+
+
+@pytest.mark.parametrize(
+    ("copies", "rate", "expected"),
+    [
+        *((1, 1999, 1), (1, 2000, 2), (1, 2001, 2), (1, 4001, 3), (1, 90_000, 3)),
+        *((2, 3999, 2), (2, 4000, 3), (2, 5000, 3), (2, 90_000, 4), (6, 90_000, 6)),
+    ],
+)
+def test_by_rate(copies: int, rate: float, expected: int) -> None:
+    assert wanted(held(copies), Usage(NOW, rate)) == expected
+
+
+@pytest.mark.parametrize(("places", "expected"), [(4, 3), (5, 3), (7, 4), (12, 5)])
+def test_two_at_once_in_any_case_and_a_third_of_the_instances(places: int, expected: int) -> None:
+    """In model-mesh four or five instances gave one at once, since those that were excluded were subtracted twice."""
+    assert wanted(held(1), Usage(NOW, 10**6), cluster(places)) == expected
+
+
+def test_not_while_another_copy_begins() -> None:
+    busy = Usage(NOW, 10_000)
+    assert wanted(held(2, ago_ms=25_000), busy, assumed_ms=3000) == 2
+    assert wanted(held(2, ago_ms=27_000), busy, assumed_ms=3000) == 4
+    loading = MeshModel("m", "onnx", copies={"i0": Copy(1, 2), "i1": Copy(NOW)})
+    assert wanted(loading, busy) == 2
+
+
+def test_by_queueing_against_the_slo() -> None:
+    assert wanted(held(1), Usage(NOW, 60, queue_ms=301)) == 2
+    assert wanted(held(1), Usage(NOW, 60, queue_ms=299)) == 1
+    assert wanted(held(1, slo_ms=100), Usage(NOW, 60, queue_ms=31)) == 2
+    assert wanted(held(1, slo_ms=100), Usage(NOW, 600, queue_ms=31, service_ms=300)) == 3
+
+
+def test_concurrency_lowers_the_limit_of_a_copy() -> None:
+    """90 % of what two at once of 200 ms come to: 540 a minute."""
+    model = held(1, concurrency=2)
+    assert wanted(model, Usage(NOW, 539, service_ms=200)) == 1
+    assert wanted(model, Usage(NOW, 541, service_ms=200)) == 2
+    assert scaling.may_grow(model, Usage(NOW, 541, service_ms=200), SETTINGS)
+    assert not scaling.may_grow(model, Usage(NOW, 539, service_ms=200), SETTINGS)
+
+
+def test_the_second_copy_goes_when_idle_and_memory_is_short() -> None:
+    """Unused for a tenth of the cache's age, and for ten hours at most."""
+    tight = cluster(full=True, idle_ms=10 * HOUR)
+    assert wanted(held(2), Usage(NOW - HOUR - 1), tight) == 1
+    assert wanted(held(2), Usage(NOW - HOUR + 1), tight) == 2
+    assert wanted(held(2), Usage(NOW - HOUR - 1), cluster(idle_ms=10 * HOUR)) == 2
+    assert wanted(held(2), Usage(NOW - 10 * HOUR - 1), cluster(full=True, idle_ms=1000 * HOUR)) == 1
+    assert wanted(held(2, copies_min=2), Usage(NOW - HOUR - 1), tight) == 2
+
+
+def test_one_of_more_goes_after_a_calm_that_is_a_length_of_time() -> None:
+    """Model-mesh took a point in time for a length here, and so always waited five hours; and it asked for *recent* heavy use."""
+    tight = cluster(full=True, idle_ms=5 * HOUR)  # calm: half an hour
+    quiet = Usage(NOW, 100, heavy_ms=NOW - HOUR // 2 - 1)
+    assert wanted(held(4), quiet, tight) == 3
+    assert wanted(held(4), Usage(NOW, 100, heavy_ms=NOW - HOUR // 2 + 1), tight) == 4
+    assert wanted(held(4), Usage(NOW, 100, heavy_ms=NOW - 9 * 60_000), cluster(full=True, idle_ms=HOUR)) == 4
+    assert wanted(held(4), Usage(NOW, 100, heavy_ms=NOW - 11 * 60_000), cluster(full=True, idle_ms=HOUR)) == 3
+    assert wanted(held(4, ago_ms=29 * 60_000), quiet, tight) == 4
+    assert wanted(held(4), Usage(NOW, 3999), tight) == 3
+    assert wanted(held(4), Usage(NOW, 4001), tight) == 4
+    assert wanted(held(4), Usage(NOW, 100, waiting=2), tight) == 4
+    assert wanted(held(4), quiet, cluster(idle_ms=5 * HOUR)) == 4
+
+
+def test_only_instances_that_could_hold_it_count() -> None:
+    labelled = cluster(3, labels=("gpu",))
+    for instance in cluster(9):
+        if instance.id not in labelled:
+            labelled.put(instance)
+    assert wanted(held(1), Usage(NOW, 10**6), labelled) == 4
+    assert wanted(held(1), Usage(NOW, 10**6), labelled, constraint=Constraint(required=("gpu",))) == 3
+    gone = MeshModel("m", "onnx", copies={"dead": Copy(1, 2)})
+    assert wanted(gone, Usage(NOW, 10**6)) == 0
+
+
+def test_all_agree_on_who_gives_its_copy_up() -> None:
+    instances = [
+        Instance("a", 1, "", "", zone="1", capacity_bytes=10, used_bytes=1),
+        Instance("b", 2, "", "", zone="2", capacity_bytes=10, used_bytes=9),
+        Instance("c", 3, "", "", zone="3", capacity_bytes=10, used_bytes=5),
+    ]
+    copies = {id: Copy(1, 2) for id in "abc"}
+    assert scaling.spare(MeshModel("m", "onnx", copies=copies), instances) == "b"
+    assert scaling.spare(MeshModel("m", "onnx", copies=copies), instances[::-1]) == "b"
+    assert scaling.spare(MeshModel("m", "onnx", copies={"a": Copy(1, 2), "dead": Copy(1, 2)}), instances) == ""
+
+
+# -- what is counted
+
+
+def test_rates_are_of_the_time_between_looks() -> None:
+    uses = Uses()
+    uses.look(NOW)
+    for n in range(50):
+        uses.note("m", NOW + 100 * n, waited_ms=4, served_ms=2 if n % 2 else 0)
+    found = uses.look(NOW + 10_000)
+    assert set(found) == {"m"}
+    assert found["m"].rate == 300
+    assert (found["m"].queue_ms, found["m"].service_ms) == (4, 2)
+    assert uses.look(NOW + 20_000) == {}
+    assert uses.last("m", NOW).used_ms == NOW + 4900
+    uses.heavy("m", NOW + 5)
+    uses.note("m", NOW + 20_001)
+    assert uses.look(NOW + 30_000)["m"].heavy_ms == NOW + 5
+
+
+@pytest.mark.parametrize(
+    ("minutes", "regular"), [(1, False), (6, False), (7, True), (25, True), (40, True), (41, False), (90, False)]
+)
+def test_regular_is_now_and_seven_to_forty_minutes_ago(minutes: int, regular: bool) -> None:
+    uses, start = Uses(), NOW // 60_000 * 60_000
+    uses.note("m", start)
+    uses.note("m", start + 60_000 * minutes)
+    assert uses.look(start + 60_000 * minutes)["m"].regular is regular
+
+
+def test_what_is_not_used_is_forgotten() -> None:
+    uses = Uses()
+    uses.note("old", NOW)
+    uses.look(NOW + HOUR)
+    assert uses.last("old", NOW) == Usage()
+    uses.note("m", NOW)
+    uses.forget("m")
+    assert uses.look(NOW + 2 * HOUR) == {}
+
+
+def test_several_nodes_together() -> None:
+    found = together([Usage(5, 10, False, 3, 2, 1, 7), Usage(9, 20, True, 1, 4, 2, 6)])
+    assert found == Usage(9, 30, True, 3, 4, 3, 7)

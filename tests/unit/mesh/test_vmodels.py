@@ -1,0 +1,247 @@
+"""A name's change from one model to another: who may, what is counted, and that no query finds nothing loaded."""
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from clipper.errors import AlreadyExists, Forbidden, InvalidInput, StillLinked, UnknownModel
+from clipper.mesh import vmodels
+from clipper.mesh.records import Copy, Failure, MeshModel, Policy, VModel
+from clipper.mesh.vmodels import Fail, LoadTarget, Switch, VChange, VStep, Wait
+from clipper.settings.mesh import MeshSettings
+
+NOW = 1_700_000_000_000
+SETTINGS = MeshSettings()
+ALIVE = frozenset({"a", "b", "c"})
+
+
+class Registry:
+    """Models and v-models, and changes written whole."""
+
+    def __init__(self, *models: MeshModel) -> None:
+        self.models = {model.id: model for model in models}
+        self.vmodels: dict[str, VModel] = {}
+
+    def write(self, id: str, change: VChange) -> VModel | None:
+        if change.vmodel is None:
+            self.vmodels.pop(id, None)
+        else:
+            self.vmodels[id] = change.vmodel
+        for model in change.models:
+            self.models[model.id] = model
+        for gone in change.deleted:
+            del self.models[gone]
+        return change.vmodel
+
+    def set(self, id: str, target: str, **options: Any) -> VModel:
+        change = vmodels.set_target(id, self.vmodels.get(id), target, self.models.get, NOW, **options)
+        after = self.write(id, change)
+        assert after is not None
+        return after
+
+
+def some(id: str, loaded: int = 0, **fields: Any) -> MeshModel:
+    return MeshModel(id, "onnx", copies={i: Copy(1, 2) for i in "abc"[:loaded]}, **fields)
+
+
+def next_step(vmodel: VModel, registry: Registry, now_ms: int = NOW, **options: Any) -> VStep:
+    active, target = registry.models.get(vmodel.active), registry.models.get(vmodel.target)
+    return vmodels.step(vmodel, active, target, now_ms, alive=ALIVE, settings=SETTINGS, **options)
+
+
+def test_a_new_name_stands_for_its_model_at_once() -> None:
+    registry = Registry(some("m1"))
+    vmodel = registry.set("v", "m1", owner="me")
+    assert (vmodel.active, vmodel.target, vmodel.status()) == ("m1", "m1", "DEFINED")
+    assert registry.models["m1"].refs == 1
+    assert registry.set("v", "m1", owner="me") == vmodel
+    assert registry.models["m1"].refs == 1
+    assert isinstance(next_step(vmodel, registry), Wait)
+
+
+def test_the_switch_waits_for_as_many_copies_as_the_active_has() -> None:
+    registry = Registry(some("m1", 2), some("m2"))
+    registry.set("v", "m1")
+    vmodel = registry.set("v", "m2")
+    assert (vmodel.active, vmodel.status()) == ("m1", "TRANSITIONING")
+    assert next_step(vmodel, registry) == LoadTarget("m2", 2, "0 of 2 copies are loaded")
+    registry.models["m2"] = some("m2", 1, refs=1)
+    assert isinstance(next_step(vmodel, registry), LoadTarget)
+    registry.models["m2"] = some("m2", 2, refs=1)
+    assert isinstance(next_step(vmodel, registry), Switch)
+    after = registry.write("v", vmodels.switched(vmodel, registry.models.get, NOW + 1))
+    assert after is not None
+    assert (after.active, after.target, after.previous, after.status()) == ("m2", "m2", "m1", "DEFINED")
+    assert (registry.models["m1"].refs, registry.models["m2"].refs) == (0, 1)
+
+
+def test_fewer_copies_are_enough_where_more_cannot_be() -> None:
+    registry = Registry(some("m1", 3), some("m2", 1))
+    registry.set("v", "m1")
+    vmodel = registry.set("v", "m2")
+    assert isinstance(next_step(vmodel, registry, places=1), Switch)
+    registry.models["m2"] = some("m2", 1, policy=Policy(copies_max=1))
+    assert isinstance(next_step(vmodel, registry), Switch)
+    blocked = {i: Failure(NOW, "x", "artifact") for i in "bc"}
+    registry.models["m2"] = some("m2", 1, failures=blocked)
+    assert isinstance(next_step(vmodel, registry, places=3), Switch)
+
+
+def test_copies_of_the_dead_do_not_count() -> None:
+    registry = Registry(some("m1", 1), MeshModel("m2", "onnx", copies={"dead": Copy(1, 2)}))
+    registry.set("v", "m1")
+    assert isinstance(next_step(registry.set("v", "m2"), registry), LoadTarget)
+
+
+def test_at_once_when_asked_or_when_nothing_is_lost() -> None:
+    registry = Registry(some("m1", 1), some("m2"))
+    registry.set("v", "m1")
+    assert registry.set("v", "m2", force=True).active == "m2"
+    assert registry.vmodels["v"].previous == "m1"
+    unloaded = Registry(some("m1"), some("m2"))
+    unloaded.set("v", "m1")
+    assert isinstance(next_step(unloaded.set("v", "m2"), unloaded), Switch)
+
+
+def test_a_target_that_fails_leaves_the_active_and_is_tried_again() -> None:
+    bad = {i: Failure(NOW, "corrupt", "artifact") for i in "ab"}
+    registry = Registry(some("m1", 1), some("m2", failures=bad))
+    registry.set("v", "m1")
+    vmodel = registry.set("v", "m2")
+    assert next_step(vmodel, registry) == Fail("corrupt")
+    after = registry.write("v", vmodels.failed(vmodel, "corrupt"))
+    assert after is not None
+    assert (after.active, after.status(), after.why) == ("m1", "TRANSITION_FAILED", "corrupt")
+    assert isinstance(next_step(after, registry), Wait)
+    assert isinstance(next_step(after, registry, NOW + 600_001), LoadTarget)
+
+
+def test_it_gives_up_in_time() -> None:
+    registry = Registry(some("m1", 1), some("m2"))
+    registry.set("v", "m1")
+    vmodel = registry.set("v", "m2", give_up_ms=NOW + 100)
+    assert isinstance(next_step(vmodel, registry, NOW + 99), LoadTarget)
+    assert isinstance(next_step(vmodel, registry, NOW + 100), Fail)
+    failed = vmodels.failed(vmodel, "late").vmodel
+    assert failed is not None
+    assert next_step(failed, registry, NOW + 10**9) == Wait("late", settled=True)
+
+
+def test_a_target_that_is_gone() -> None:
+    registry = Registry(some("m1", 1), some("m2"))
+    registry.set("v", "m1")
+    vmodel = registry.set("v", "m2")
+    del registry.models["m2"]
+    assert isinstance(next_step(vmodel, registry), Fail)
+    failed = vmodels.failed(vmodel, "gone").vmodel
+    assert failed is not None
+    assert isinstance(next_step(failed, registry), Wait)
+
+
+def test_rollback() -> None:
+    registry = Registry(some("m1", 1), some("m2", 1))
+    registry.set("v", "m1")
+    with pytest.raises(InvalidInput, match="has stood for 'm1' only"):
+        vmodels.rollback(registry.vmodels["v"], registry.models.get, NOW)
+    half = registry.set("v", "m2")
+    away = registry.write("v", vmodels.rollback(half, registry.models.get, NOW))
+    assert away is not None
+    assert (away.active, away.target) == ("m1", "m1")
+    registry.write("v", vmodels.switched(registry.set("v", "m2"), registry.models.get, NOW))
+    back = registry.write("v", vmodels.rollback(registry.vmodels["v"], registry.models.get, NOW))
+    assert back is not None
+    assert (back.active, back.target) == ("m2", "m1")
+    del registry.models["m1"]
+    gone = VModel("v", "m2", "m2", previous="m1")
+    with pytest.raises(UnknownModel):
+        vmodels.rollback(gone, registry.models.get, NOW)
+
+
+def test_a_split_goes_to_the_target_only_where_it_is_loaded() -> None:
+    registry = Registry(some("m1", 1), some("m2"))
+    registry.set("v", "m1")
+    vmodel = registry.set("v", "m2", share=0.25)
+    assert vmodel.status() == "DEFINED"
+    assert isinstance(next_step(vmodel, registry), LoadTarget)
+    assert vmodels.resolve(vmodel, 0.1, lambda id: False) == "m1"
+    assert vmodels.resolve(vmodel, 0.1, lambda id: True) == "m2"
+    assert vmodels.resolve(vmodel, 0.3, lambda id: True) == "m1"
+    registry.models["m2"] = some("m2", 1, refs=1)
+    assert next_step(vmodel, registry) == Wait("both are loaded", settled=True)
+    whole = registry.set("v", "m2")
+    assert (whole.share, whole.status()) == (0.0, "TRANSITIONING")
+    assert isinstance(next_step(whole, registry), Switch)
+
+
+def test_who_may() -> None:
+    registry = Registry(some("m1"), some("m2"))
+    with pytest.raises(vmodels.UnknownVModel):
+        registry.set("v", "m1", update_only=True)
+    with pytest.raises(UnknownModel):
+        registry.set("v", "none")
+    with pytest.raises(InvalidInput):
+        registry.set("v", "m1", share=1.5)
+    registry.set("v", "m1", owner="me")
+    with pytest.raises(AlreadyExists):
+        registry.set("v", "m2", owner="you")
+    with pytest.raises(StillLinked):
+        registry.set("v", "m2", owner="me", expected="m2")
+    assert registry.set("v", "m2", owner="me", expected="m1").target == "m2"
+    with pytest.raises(AlreadyExists):
+        registry.set("v", "m1", owner="me", info=MeshModel("m1", "skops"))
+    with pytest.raises(Forbidden):
+        vmodels.delete(registry.vmodels["v"], registry.models.get, owner="you")
+    assert vmodels.delete(None, registry.models.get) == VChange(None)
+
+
+def test_a_target_is_registered_with_it_and_goes_with_it() -> None:
+    registry = Registry(some("m1", 1))
+    registry.set("v", "m1")
+    registry.set("v", "m2", info=MeshModel("m2", "onnx"), auto_delete=True)
+    assert (registry.models["m2"].refs, registry.models["m2"].auto_delete) == (1, True)
+    registry.set("v", "m1")
+    assert "m2" not in registry.models
+    registry.set("v", "m3", info=MeshModel("m3", "onnx"), auto_delete=True)
+    registry.write("v", vmodels.delete(registry.vmodels["v"], registry.models.get))
+    assert set(registry.models) == {"m1"}
+    assert registry.models["m1"].refs == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_references_are_what_the_names_say(seed: int) -> None:
+    """And no step leaves the active model without a loaded copy while it had one."""
+    rng = Random(seed)
+    registry = Registry(*(some(f"m{n}") for n in range(6)))
+    forever = set(registry.models)
+    for n in range(200):
+        id = f"v{rng.randrange(4)}"
+        before = registry.vmodels.get(id)
+        kind = rng.random()
+        if kind < 0.4:
+            target = f"m{rng.randrange(9)}"
+            info = MeshModel(target, "onnx")
+            registry.set(id, target, info=info, auto_delete=True, force=rng.random() < 0.1, share=rng.choice([0, 0, 0.5]))
+        elif kind < 0.5 and before:
+            registry.write(id, vmodels.delete(before, registry.models.get))
+        elif kind < 0.6 and before and (registry.models.get(before.previous) or before.active != before.target):
+            registry.write(id, vmodels.rollback(before, registry.models.get, NOW + n))
+        elif before:
+            step = next_step(before, registry)
+            if isinstance(step, Switch):
+                had = registry.models[before.active].loaded
+                registry.write(id, vmodels.switched(before, registry.models.get, NOW + n))
+                assert not had or registry.models[before.target].loaded
+            elif isinstance(step, LoadTarget):
+                target_model = registry.models[step.model]
+                more = {i: Copy(1, 2) for i in "abc"[: step.copies]}
+                registry.models[step.model] = msgspec.structs.replace(target_model, copies=more)
+        named = [model for vmodel in registry.vmodels.values() for model in vmodels.named(vmodel)]
+        assert forever <= set(registry.models)
+        for model in registry.models.values():
+            assert model.refs == named.count(model.id), model
+        assert set(named) <= set(registry.models)
+        for model in registry.models.values():
+            if rng.random() < 0.2:
+                registry.models[model.id] = msgspec.structs.replace(model, copies={})
