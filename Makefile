@@ -112,6 +112,10 @@ endef
 	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
 	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
 	  || echo "no redis-server, and it could not be installed: tests of that store are skipped. apt-get install redis-server"
+	@command -v etcd >/dev/null || { echo "installing etcd-server"; \
+	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
+	  { $$sudo apt-get update -qq && RUNLEVEL=1 $$sudo apt-get install -y -qq --no-install-recommends etcd-server; } >/dev/null 2>&1; } \
+	  || echo "no etcd, and it could not be installed: tests of that store are skipped. apt-get install etcd-server"
 	@command -v curl >/dev/null || { echo "installing curl"; \
 	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
 	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq curl; } >/dev/null 2>&1; } \

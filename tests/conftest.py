@@ -5,13 +5,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from clipper_core.status import Status, StatusError, bind_errors, error_for
 
+if TYPE_CHECKING:
+    from tests.store.etcd_server import EtcdServer
+
 PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
-BYSTANDERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky", "redis-server")
+BYSTANDERS = (
+    "multiprocessing.resource_tracker", "multiprocessing.forkserver", "multiprocessing.spawn", "loky", "redis-server", "etcd --",
+)  # fmt: skip
 
 
 def our_threads() -> set[threading.Thread]:
@@ -79,3 +85,11 @@ def errors_of_the_core(request: pytest.FixtureRequest) -> Iterator[None]:
 def stress() -> int:
     """By how much a stress test multiplies its rounds: 1 in `make test`, more in `make stress`."""
     return int(os.environ.get("CLIPPER_STRESS", "1"))
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator["EtcdServer"]:
+    """One etcd for all tests; each takes a prefix of its own: `open_store(f"{etcd_server.url}/{tmp_path.name}")`."""
+    from tests.store.etcd_server import started
+
+    yield from started()

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clipper.store import MemoryStore, RedisStore, SqliteStore, Store
+from clipper.store import MemoryStore, RedisStore, SqliteStore, Store, open_store
+from tests.store import etcd_server as etcd
+from tests.store.etcd_server import EtcdServer
+from tests.store.rebased import Rebased
 
 OpenStore = Callable[[int], Store]
 
@@ -75,33 +78,43 @@ def own_redis() -> Iterator[RedisServer]:
     yield from started("--appendfsync", "always")
 
 
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """A test's own, to be killed."""
+    yield from etcd.started()
+
+
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def open_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
-    """A function from events_max to a fresh store."""
+    """A function from events_max to a fresh store, of those that keep so many changes."""
     opened: list[Store] = []
 
     def build(events_max: int) -> Store:
-        if request.param == "memory":
-            store: Store = MemoryStore(events_max)
-        elif request.param == "redis":
-            server = request.getfixturevalue("redis_server")
-            store = RedisStore(f"{server.url}?prefix={tmp_path.name}/{len(opened)}:", events_max)
-        else:
-            store = SqliteStore(tmp_path / f"{len(opened)}.db", durable=False, events_max=events_max)
-        opened.append(store)
-        return store
+        opened.append(_fresh(request, request.param, tmp_path, len(opened), events_max))
+        return opened[-1]
 
     yield build
     for store in opened:
         store.close()
 
 
-@pytest.fixture
-def store(open_with: OpenStore) -> Store:
-    return open_with(1000)
+@pytest.fixture(params=["memory", "sqlite", "redis", "etcd"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with _fresh(request, request.param, tmp_path, 0, 1000) as store:
+        yield store
+
+
+def _fresh(request: pytest.FixtureRequest, kind: str, folder: Path, number: int, events_max: int) -> Store:
+    if kind == "memory":
+        return MemoryStore(events_max)
+    if kind == "sqlite":
+        return SqliteStore(folder / f"{number}.db", durable=False, events_max=events_max)
+    if kind == "redis":
+        return RedisStore(f"{request.getfixturevalue('redis_server').url}?prefix={folder.name}/{number}:", events_max)
+    return Rebased(open_store(f"{request.getfixturevalue('etcd_server').url}/{folder.name}/{number}"))
 
 
 @pytest.fixture
 def short_s(store: Store) -> float:
-    """A lease so short that a test can wait for its end."""
-    return 0.3
+    """A lease so short that a test can wait for its end; etcd counts whole seconds."""
+    return 1.0 if isinstance(store, Rebased) else 0.5

@@ -45,10 +45,13 @@ def test_a_read_does_not_see_what_a_dead_lease_held(store: Store, short_s: float
     assert store.put_if("a", b"2", ABSENT).lease == ""
 
 
-def test_a_lease_that_is_kept_lives(store: Store, short_s: float) -> None:
-    with store.lease(short_s).keeping() as lease:
+def test_a_lease_that_is_renewed_lives(store: Store) -> None:
+    with store.lease(1) as lease:
         store.put("a", b"1", lease.id)
-        assert not lease.lost.wait(2.5 * short_s)
+        until = monotonic() + 1.3
+        while monotonic() < until:
+            assert store.renew(lease.id) >= 1
+            assert not threading.Event().wait(0.02)
         assert store.get("a") is not None
     assert store.get("a") is None, "revoked at the end"
 
@@ -129,6 +132,7 @@ class Silent:
     """A store whose answers can be made to fail, or to take their time."""
 
     name = "silent"
+    ttl_s = 0.2
 
     def __init__(self) -> None:
         self.renewals = 0
@@ -141,7 +145,7 @@ class Silent:
         self.answer.wait(20)
         if self.error:
             raise self.error
-        return 0.2
+        return self.ttl_s
 
     def revoke(self, lease: str) -> None:
         pass
@@ -150,14 +154,24 @@ class Silent:
 def test_a_lease_is_lost_here_before_it_is_in_the_store_that_cannot_be_reached() -> None:
     store, began_s = Silent(), monotonic()
     store.error = StoreError("away")
-    lease = Lease(store, "x", 0.2, began_s).keeping()
+    lease = Lease(store, "x", 0.6, began_s).keeping()
     assert lease.lost.wait(20)
-    assert began_s + 0.2 * 7 / 8 <= monotonic()
+    assert began_s + 0.6 * 7 / 8 <= monotonic()
     assert store.renewals > 1, "it was tried again"
     store.error = None
     with pytest.raises(LeaseLost, match="not renewed in time"):
         lease.keep()
     lease.revoke()
+
+
+def test_a_keeper_renews_in_time() -> None:
+    store = Silent()
+    store.ttl_s = 1000
+    lease = Lease(store, "x", 3, monotonic()).keeping()
+    wait_until(lambda: store.renewals == 1)
+    wait_until(lambda: lease.left_s > 800)
+    lease.revoke()
+    assert not lease.alive
 
 
 def test_a_lease_is_lost_while_a_renewal_hangs() -> None:

@@ -113,7 +113,7 @@ def test_a_password_is_not_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("state", ["etcd://x", "http://x"])
+@pytest.mark.parametrize("state", ["consul://x", "http://x"])
 def test_other_urls_are_refused_with_those_that_work(state: str) -> None:
     with pytest.raises(ConfigError, match="redis://HOST:PORT/DB"):
         open_store(state)

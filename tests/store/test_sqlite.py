@@ -365,5 +365,5 @@ def test_open_store(tmp_path: Path) -> None:
         with open_store(state) as store:
             assert isinstance(store, SqliteStore)
             assert store.path == path
-    with pytest.raises(ConfigError, match="no store for state='etcd://h:1'"):
-        open_store("etcd://h:1")
+    with pytest.raises(ConfigError, match="no store for state='consul://h:1'"):
+        open_store("consul://h:1")

@@ -12,7 +12,8 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 class ServerSettings(msgspec.Struct, frozen=True):
     state: Annotated[
-        str, about("where the catalog is kept: a folder, `sqlite:FILE`, `redis://HOST:PORT/DB`, or empty for memory only")
+        str,
+        about("where the catalog is kept: a folder, `sqlite:FILE`, `redis://HOST:PORT/DB`, `etcd://HOST:PORT`; empty: in memory"),
     ] = ""
     require_store: Annotated[
         bool, about("refuse to start while the store of `state` is away, instead of waiting for it, or serving from a copy")

@@ -1,9 +1,11 @@
-"""Keyed bytes with revisions: one protocol, in memory, on disk or in a Redis server."""
+"""Keyed bytes with revisions: one protocol, in memory, on disk, in a Redis server or in an etcd cluster."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from clipper.errors import ConfigError
 from clipper.store.election import Candidate
+from clipper.store.etcd_address import shown as shown_of_etcd
 from clipper.store.kept import KeptStore
 from clipper.store.lease import Lease
 from clipper.store.memory import MemoryStore
@@ -14,30 +16,47 @@ from clipper.store.store import ABSENT, Compare, Delete, Event, Get, Op, Put, Re
 
 STATE_FILE = "state.db"
 COPY_FILE = "catalog.copy"
-REMOTE = ("redis", "rediss", "unix")
+REDIS: Final = ("redis", "rediss", "unix")
+ETCD: Final = ("etcd", "etcds")
+
+if TYPE_CHECKING:
+    from clipper.store.etcd import EtcdStore
 
 
 def open_for(state: str, bytes_max: int, folder: Path | None, *, required: bool = False) -> Store:
     """The store of a server. One elsewhere may be away at the start, unless it is required; folder: where its copy is kept."""
-    if state.partition(":")[0] not in REMOTE:
+    kind = state.partition(":")[0]
+    if kind not in REDIS + ETCD:
         return open_store(state, bytes_max)
-    return KeptStore(lambda: RedisStore(state), shown(state), folder and folder / COPY_FILE, required=required)
+    name = shown(state) if kind in REDIS else shown_of_etcd(state)
+    return KeptStore(lambda: open_store(state), name, folder and folder / COPY_FILE, required=required)
 
 
 def open_store(state: str, bytes_max: int = 0) -> Store:
-    """The store that `state` names: "" or `memory://`, `sqlite:FILE`, `redis://HOST:PORT/DB`, or a folder, which then holds
-    `state.db`."""
+    """The store that `state` names: "" or `memory://`, `sqlite:FILE`, `redis://HOST:PORT/DB`, `etcd://HOST:PORT,HOST:PORT/PREFIX`,
+    or a folder, which then holds `state.db`."""
     if state in ("", "memory", "memory://"):
         return MemoryStore()
     kind, colon, rest = state.partition(":")
     if kind == "sqlite" and rest:
         return SqliteStore(rest.removeprefix("//"), bytes_max=bytes_max)
-    if kind in REMOTE:
+    if kind in REDIS:
         return RedisStore(state)
+    if kind in ETCD:
+        return _open_etcd(state)
     if colon and "://" in state:
-        hint = "Use a folder, 'sqlite:FILE', 'redis://HOST:PORT/DB', or 'memory://'."
+        hint = "Use a folder, 'sqlite:FILE', 'redis://HOST:PORT/DB', 'etcd://HOST:PORT/PREFIX', or 'memory://'."
         raise ConfigError(f"no store for state={state!r}.", hint=hint)
     return SqliteStore(Path(state) / STATE_FILE, bytes_max=bytes_max)
+
+
+def _open_etcd(url: str) -> "EtcdStore":
+    try:
+        from clipper.store.etcd import EtcdStore
+    except ImportError:
+        hint = "pip install 'clipper-serving[etcd]'."
+        raise ConfigError(f"state={shown_of_etcd(url)!r} needs the package grpcio, which is not installed.", hint=hint) from None
+    return EtcdStore(url)
 
 
 __all__ = [

@@ -1,0 +1,56 @@
+"""What a URL says of an etcd cluster: hosts, a prefix, and how to be let in."""
+
+from typing import Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from clipper.errors import ConfigError
+
+_PORT: Final = "2379"
+_OPTIONS: Final = ("ca", "cert", "key", "user", "password")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """What `etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE&user=NAME&password=SECRET` says.
+    With `etcds://`, or a ca or a cert, it speaks TLS. shown: the URL without its password."""
+
+    shown: str
+    endpoints: tuple[str, ...]
+    prefix: str
+    secure: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = ""
+
+
+def parsed(url: str) -> Address:
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = (unquote(part) for part in login.partition(":"))
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    unknown = sorted(set(options) - set(_OPTIONS))
+    endpoints = tuple(_endpoint(host) for host in hosts.split(",") if host)
+    if unknown or not endpoints:
+        why = f"unknown {unknown[0]!r}" if unknown else "it names no host"
+        raise ConfigError(f"no store for state={shown(url)!r}: {why}.", hint="Write etcd://HOST:2379,HOST:2379/PREFIX?ca=FILE.")
+    prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else "clipper/"
+    secure = parts.scheme == "etcds" or bool(options.get("ca") or options.get("cert"))
+    return Address(shown(url), endpoints, prefix, secure, **{"user": user, "password": password, **options})
+
+
+def _endpoint(host: str) -> str:
+    bare = host.rpartition("]")[2]  # of [::1]:2379
+    return host if ":" in bare else f"{host}:{_PORT}"
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    address, mark, query = url.partition("?")
+    login, at, rest = address.rpartition("@")
+    if ":" in login.partition("//")[2]:
+        login = login.rpartition(":")[0] + ":***"
+    options = ("password=***" if option.startswith("password=") else option for option in query.split("&"))
+    return login + at + rest + mark + "&".join(options)

@@ -1,0 +1,172 @@
+"""The way to an etcd cluster: one of its endpoints at a time, and the next one when that does not answer.
+
+A hung server keeps its connections open, and gRPC's own keep-alive did not notice one within half a minute; a call with a
+deadline does. So every call has one. A read is tried again elsewhere. A transaction is not, unless it surely never left: of one
+whose answer is missing nobody knows whether it was carried out.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from clipper.errors import ConfigError, StoreError
+from clipper.store import protocol
+from clipper.store.etcd_address import Address
+from clipper.store.store import closed_error
+
+PATIENCE_S = 2.0  # for an answer of one endpoint
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 2000), ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+)  # fmt: skip
+# of those, `min_reconnect` is how long a connection may take to come about, whatever its name says
+_NEVER_LEFT: Final = ("failed to connect", "Connection refused", "DNS resolution", "No such file")
+_ELSEWHERE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_OF_AUTH: Final = ("invalid auth token", "user name is empty", "authentication failed", "permission denied", "auth store is old")
+_LEASE_LOST: Final = "requested lease not found"
+
+
+class Line:
+    """Threads: any. Errors: StoreError, which names the store."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self.name = address.shown
+        self._credentials = _credentials(address)
+        self._channels: dict[int, Any] = {}
+        self._at = 0  # the endpoint that is asked
+        self._token = ""
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # -- calls
+
+    def ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
+        """The answer. again: the question may be asked twice, so it is asked of every endpoint."""
+        error: StoreError = StoreError("")
+        for _ in self._address.endpoints:
+            at = self._at
+            try:
+                return self._authenticated(at, name, request, patience_s or PATIENCE_S)
+            except grpc.RpcError as problem:
+                error = self.explained(problem, patience_s or PATIENCE_S)
+                if problem.code() not in _ELSEWHERE:
+                    break
+                self.leave(at)
+                if not again and not any(text in (problem.details() or "") for text in _NEVER_LEFT):
+                    break
+            except ValueError:
+                if self._closed:
+                    raise closed_error(self.name) from None
+                raise
+        raise error
+
+    def _authenticated(self, at: int, name: str, request: Any, patience_s: float) -> Any:
+        try:
+            return self._call(at, name, request, patience_s)
+        except grpc.RpcError as problem:
+            if not self._address.user or not _is_of_auth(problem):
+                raise
+        self._token = ""  # it has run out: take another
+        return self._call(at, name, request, patience_s)
+
+    def _call(self, at: int, name: str, request: Any, patience_s: float) -> Any:
+        path, _, answer = protocol.method(name)
+        if name == "Lease.LeaseKeepAlive":
+            stream = self.stream(at, name, iter((request,)), patience_s)
+            try:
+                return next(stream)
+            except StopIteration:
+                raise StoreError(f"store {self.name} did not renew the lease.") from None
+            finally:
+                stream.cancel()
+        call = self._channel(at).unary_unary(path, type(request).SerializeToString, answer.FromString)
+        return call(request, timeout=patience_s, metadata=self._login(at, name))
+
+    def stream(self, at: int, name: str, requests: Iterator[Any], timeout_s: float | None = None) -> Any:
+        """A call with many requests and answers, of that endpoint."""
+        path, request, answer = protocol.method(name)
+        call = self._channel(at).stream_stream(path, request.SerializeToString, answer.FromString)
+        return call(requests, timeout=timeout_s, metadata=self._login(at, name))
+
+    def _login(self, at: int, name: str) -> tuple[tuple[str, str], ...]:
+        if not self._address.user or name == "Auth.Authenticate":
+            return ()
+        if not self._token:
+            request = protocol.message("AuthenticateRequest")(name=self._address.user, password=self._address.password)
+            self._token = self._call(at, "Auth.Authenticate", request, PATIENCE_S).token
+        return (("token", self._token),)
+
+    # -- endpoints
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    def leave(self, at: int) -> None:
+        """That endpoint did not answer: ask the next one, unless somebody has left it already."""
+        with self._lock:
+            if self._at == at:
+                self._at = (at + 1) % len(self._address.endpoints)
+
+    def forget_token(self) -> None:
+        self._token = ""
+
+    def _channel(self, at: int) -> Any:
+        with self._lock:
+            if self._closed:
+                raise closed_error(self.name)
+            if at not in self._channels:
+                target = self._address.endpoints[at]
+                if self._credentials is None:
+                    self._channels[at] = grpc.insecure_channel(target, _OPTIONS)
+                else:
+                    self._channels[at] = grpc.secure_channel(target, self._credentials, _OPTIONS)
+            return self._channels[at]
+
+    def explained(self, problem: Any, patience_s: float = PATIENCE_S) -> StoreError:
+        """A StoreError for what gRPC says."""
+        if self._closed:
+            return closed_error(self.name)
+        code, details = problem.code(), (problem.details() or "").removeprefix("etcdserver: ").rstrip(".")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return StoreError(f"store {self.name} did not answer within {patience_s:g} s.", hint="Is it overloaded, or cut off?")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return StoreError(f"store {self.name} cannot be reached: {details}.", hint="Is etcd running there?")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
+            hint = "Compact it and defragment it, then etcdctl alarm disarm; run etcd with --auto-compaction-retention=1h."
+            return StoreError(f"store {self.name} is full: {details}.", hint=hint)
+        if _is_of_auth(problem):
+            return StoreError(f"store {self.name} refused the user: {details}.", hint="Check user and password of the URL.")
+        return StoreError(f"store {self.name} refused: {details or code.name}.")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.close()
+
+
+def _is_of_auth(problem: Any) -> bool:
+    details = problem.details() or ""
+    return problem.code() is grpc.StatusCode.UNAUTHENTICATED or any(text in details for text in _OF_AUTH)
+
+
+def is_lost_lease(problem: StoreError) -> bool:
+    return _LEASE_LOST in problem.message
+
+
+def _credentials(address: Address) -> Any:
+    if not address.secure:
+        return None
+    try:
+        ca, key, cert = (Path(file).read_bytes() if file else None for file in (address.ca, address.key, address.cert))
+    except OSError as error:
+        hint = "Check ca, cert and key of the URL."
+        raise ConfigError(f"state={address.shown!r}: cannot read {error.filename}: {error.strerror}.", hint=hint) from None
+    return grpc.ssl_channel_credentials(ca, key, cert)

@@ -1,0 +1,85 @@
+"""A real etcd for tests: one process on ports of its own that can be killed, frozen and started again on the same folder."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [door.getsockname()[1] for door in held]
+    for door in held:
+        door.close()
+    return ports
+
+
+class EtcdServer:
+    """Quick elections, so that it is up within a quarter of a second and grants leases of 1 s. options: of the command."""
+
+    def __init__(self, folder: Path, *options: str, scheme: str = "http") -> None:
+        self._folder, self._options, self._scheme = folder, options, scheme
+        self.port, self._peers = free_ports(2)
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"etcd://{self.address}"
+        self.start()
+
+    def start(self) -> None:
+        ours, theirs = f"{self._scheme}://{self.address}", f"http://127.0.0.1:{self._peers}"
+        command = ["etcd", "--data-dir", str(self._folder / "data"), "--heartbeat-interval", "10", "--election-timeout", "100",
+                   "--listen-client-urls", ours, "--advertise-client-urls", ours, "--initial-cluster", f"default={theirs}",
+                   "--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs, "--log-level", "error",
+                   *self._options]  # fmt: skip
+        with (self._folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until = time.monotonic() + 30
+        while b"is there" not in self._health():
+            assert self.process.poll() is None, f"etcd ended at once: {(self._folder / 'log').read_text()[-2000:]}"
+            assert time.monotonic() < until, "etcd did not come up within 30 s"
+            time.sleep(0.02)
+
+    def _health(self) -> bytes:
+        try:
+            if self._scheme == "https":
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return b"is there"
+            with urllib.request.urlopen(f"http://{self.address}/health", timeout=1) as answer:
+                return b"is there" if json.load(answer)["health"] == "true" else b""
+        except OSError:
+            return b""
+
+    def ask(self, path: str, **request: Any) -> Any:
+        """Its JSON gateway, for what the store has no need of; bytes are base64 there."""
+        body = json.dumps(request).encode()
+        with urllib.request.urlopen(f"http://{self.address}/v3/{path}", body, timeout=20) as answer:
+            return json.load(answer)
+
+    def compact(self, revision: int) -> None:
+        self.ask("kv/compaction", revision=str(revision), physical=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def started(*options: str, scheme: str = "http") -> Iterator[EtcdServer]:
+    if shutil.which("etcd") is None:
+        pytest.skip("no etcd on this machine. apt-get install etcd-server")
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="etcd-", dir=memory if memory.is_dir() else None))
+    server = EtcdServer(folder, *options, scheme=scheme)
+    yield server
+    server.kill()
+    shutil.rmtree(folder)
