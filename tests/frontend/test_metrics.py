@@ -20,7 +20,7 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.metrics import FAMILIES, OTHER, GrpcCounts, Samples, prometheus
+from clipper.metrics import FAMILIES, OTHER, GrpcCounts, MeshCounts, MeshMetrics, Samples, prometheus
 from clipper.metrics.grafana import dashboard
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 
@@ -278,10 +278,44 @@ def of_grpc() -> Samples:
     return samples
 
 
+def of_mesh() -> Samples:
+    counts, samples = MeshCounts(), Samples()
+    counts.loaded(80.0, 20.0, 60.0, 3 << 20)
+    counts.failed("host")
+    counts.unloaded(5000.0)
+    counts.hits.add(3)
+    counts.misses.add()
+    here = {"capacity_bytes": 100, "used_bytes": 25, "models": 1, "lru_ms": 7000, "loading": 0, "queued": 2, "registered": 9}
+    there = {"vmodels": 1, "nodes": 2, "leader": True, "stale_s": 0.5, "loaded_somewhere": 4, "failing": 1}
+    MeshMetrics(lambda: {**counts.stats(), **here, **there}).collect(samples)
+    return samples
+
+
+def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> None:
+    found = {name: value for (name, labels), value in series(prometheus(of_mesh())).items() if not labels}
+    assert found["clipper_mesh_hit_ratio"] == 0.75
+    assert (found["clipper_mesh_load_wait_seconds_sum"], found["modelmesh_cache_miss_milliseconds_sum"]) == (0.08, 80.0)
+    assert found["modelmesh_loadmodel_milliseconds_sum"] == 60.0
+    assert found["modelmesh_loading_queue_delay_milliseconds_sum"] == 20.0
+    assert (found["clipper_mesh_eviction_age_seconds_sum"], found["modelmesh_age_at_eviction_milliseconds_sum"]) == (5.0, 5000.0)
+    assert (found["modelmesh_instance_used_bps"], found["modelmesh_loadmodel_failure"]) == (2500, 1)
+    assert (found["clipper_mesh_models_registered"], found["modelmesh_models_managed_total"]) == (9, 9)
+    assert found["modelmesh_instance_lru_seconds"] == 7.0
+    assert found["clipper_mesh_lru_age_seconds"] > 1e9
+    assert {name for name in FAMILIES if name.startswith(("clipper_mesh", "modelmesh"))} == {
+        family.name for family, _ in of_mesh()
+    }
+    only_here = Samples()
+    MeshMetrics(lambda: {"registered": 9, "leader": False, "lru_ms": 0}).collect(only_here)
+    assert only_here.get("modelmesh_models_managed_total") is None, "the leader alone says it"
+    assert only_here.get("clipper_mesh_lru_age_seconds") == 0.0
+
+
 def test_dashboard_and_alerts_ask_for_what_there_is(server: clipper.ClipperServer) -> None:
     app = server.app("learns")
     app.feedback(app.predict([1.0, 1.0, 2.0]).result(PATIENCE_S), label=4.0)
-    there = {name for name, _ in scrape(server)} | {name for name, _ in series(prometheus(of_grpc()))}
+    others = (name for made in (of_grpc(), of_mesh()) for name, _ in series(prometheus(made)))
+    there = {name for name, _ in scrape(server)} | {*others}
     labels_of = {name: family.labels for name, family in FAMILIES.items()}
     named = 0
     for expression in expressions():
@@ -321,7 +355,7 @@ def test_promtool_finds_nothing(manage: Ask, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
     rules = subprocess.run([promtool, "check", "rules", str(tmp_path / "alerts.yml")], capture_output=True, timeout=60, text=True)
-    assert "SUCCESS: 9 rules found" in rules.stdout, rules.stderr
+    assert "SUCCESS: 12 rules found" in rules.stdout, rules.stderr
 
 
 def free_port() -> int:

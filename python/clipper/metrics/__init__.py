@@ -4,6 +4,7 @@ from clipper.metrics.collect import Counts, Metrics
 from clipper.metrics.families import FAMILIES, Family
 from clipper.metrics.grpc_counts import GrpcCounts
 from clipper.metrics.http_counts import HttpCounts, TlsCounts
+from clipper.metrics.mesh_counts import MeshCounts, MeshMetrics
 from clipper.metrics.samples import OTHER, Samples
 from clipper.metrics.text import CONTENT_TYPES, influx, openmetrics, prometheus
 
@@ -15,6 +16,8 @@ __all__ = [
     "Family",
     "GrpcCounts",
     "HttpCounts",
+    "MeshCounts",
+    "MeshMetrics",
     "Metrics",
     "Samples",
     "TlsCounts",

@@ -16,6 +16,10 @@ LATENCY_S: Final = (
 )  # fmt: skip
 BATCH_ROWS: Final = (1.0, 2.0, 4.0, 8.0, 17.0, 35.0, 71.0, 143.0, 287.0, 575.0, 1151.0, 4607.0)
 
+LOADS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+LOADS_MS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 3e5)
+SIZES: Final = tuple(float(1 << n) for n in range(12, 38, 2))  # 4 KiB to 64 GiB
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
@@ -37,6 +41,18 @@ def _level(name: str, labels: tuple[str, ...], help: str) -> Family:
 
 def _latency(name: str, labels: tuple[str, ...], help: str) -> Family:
     return Family(name, "histogram", labels, help, LATENCY_S, 1e-6)
+
+
+def _slow(name: str, help: str) -> Family:
+    """What takes as long as a load may."""
+    return Family(name, "histogram", (), help, LOADS_S, 1e-6)
+
+
+def _alias(name: str, kind: Kind, help: str) -> Family:
+    if kind != "histogram":
+        return Family(f"modelmesh_{name}", kind, (), help, adds=False)
+    bytes = name.endswith("_bytes")
+    return Family(f"modelmesh_{name}", kind, (), help, SIZES if bytes else LOADS_MS, 1.0 if bytes else 1e-3)
 
 
 _NONE: Final = ()
@@ -111,6 +127,49 @@ _TABLE: Final = (
     _latency("clipper_grpc_request_duration_seconds", _RPC, "From a call read to its response handed over; not of streams."),
     Family("clipper_grpc_stream_messages_total", "counter", _RPC, "Responses sent in streams."),
     Family("clipper_grpc_calls", "gauge", _NONE, "Calls under way, streams included."),
+    # the mesh, as this node has it
+    Family(
+        "clipper_mesh_queries_total", "counter", ("outcome",),
+        "Queries of its models that came in here: `hit`, a copy served them at once, or `miss`, they waited for one.",
+    ),
+    _level("clipper_mesh_hit_ratio", _NONE, "Share of hits since the start."),
+    Family(
+        "clipper_mesh_loads_total", "counter", ("outcome",),
+        "Loads that ended: `ok`, `artifact` or `host` (whose the fault was), or `refused` for want of room.",
+    ),
+    _slow("clipper_mesh_load_wait_seconds", "From a model wanted here to its copy loaded."),
+    _slow("clipper_mesh_load_queue_seconds", "Part of that in which the load waited for its turn."),
+    _slow("clipper_mesh_load_seconds", "Part of that in which the host loaded it."),
+    Family("clipper_mesh_unloads_total", "counter", _NONE, "Copies given up, to make room or for want of use."),
+    _slow("clipper_mesh_eviction_age_seconds", "How long models had not been used when they were given up."),
+    Family("clipper_mesh_model_bytes", "histogram", _NONE, "Sizes of models as loaded, measured.", SIZES),
+    Family("clipper_mesh_capacity_bytes", "gauge", _NONE, "Memory for models."),
+    Family("clipper_mesh_used_bytes", "gauge", _NONE, "Memory of those that are loaded, and of those that load."),
+    Family("clipper_mesh_models_held", "gauge", _NONE, "Copies loaded here."),
+    Family("clipper_mesh_loads_running", "gauge", _NONE, "Models that load here now."),
+    Family("clipper_mesh_loads_waiting", "gauge", _NONE, "Loads that wait for their turn."),
+    _level("clipper_mesh_lru_age_seconds", _NONE, "How long the least recently used model here was not used; 0: it is empty."),
+    _level("clipper_mesh_models_registered", _NONE, "Models that the mesh knows, whoever holds them."),
+    _level("clipper_mesh_vmodels", _NONE, "V-models alike."),
+    _level("clipper_mesh_nodes", _NONE, "Nodes that live, this one included."),
+    _level("clipper_mesh_is_leader", _NONE, "1: this node does what one does for all."),
+    _level("clipper_mesh_stale_for_seconds", _NONE, "Age of what is known of the registry: grows while the store is away."),
+    # the same under the names of model-mesh, for its dashboards: milliseconds, and gauges where it has them
+    _alias("cache_miss_milliseconds", "histogram", "As clipper_mesh_load_wait_seconds."),
+    _alias("loading_queue_delay_milliseconds", "histogram", "As clipper_mesh_load_queue_seconds."),
+    _alias("loadmodel_milliseconds", "histogram", "As clipper_mesh_load_seconds."),
+    _alias("age_at_eviction_milliseconds", "histogram", "As clipper_mesh_eviction_age_seconds."),
+    _alias("loadmodel_failure", "gauge", "Loads that failed since the start."),
+    _alias("loaded_model_size_bytes", "histogram", "As clipper_mesh_model_bytes."),
+    _alias("models_loaded_total", "gauge", "Models that are loaded somewhere."),
+    _alias("models_with_failure_total", "gauge", "Models whose last loads failed."),
+    _alias("models_managed_total", "gauge", "As clipper_mesh_models_registered; of the leader."),
+    _alias("instance_lru_seconds", "gauge", "When the least recently used model here was used, since the epoch."),
+    _alias("instance_lru_age_seconds", "gauge", "As clipper_mesh_lru_age_seconds."),
+    _alias("instance_capacity_bytes", "gauge", "As clipper_mesh_capacity_bytes."),
+    _alias("instance_used_bytes", "gauge", "As clipper_mesh_used_bytes."),
+    _alias("instance_used_bps", "gauge", "Used of the capacity, in hundredths of a per cent."),
+    _alias("instance_models_total", "gauge", "As clipper_mesh_models_held."),
     # traces
     Family(
         "clipper_traced_requests_total", "counter", ("outcome",),

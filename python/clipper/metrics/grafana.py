@@ -94,6 +94,45 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
             ),
         ),
     ),
+    "Mesh, where there is one": (
+        (
+            "Hits", "percentunit",
+            (
+                (
+                    'sum by (instance) (rate(clipper_mesh_queries_total{outcome="hit"}[$__rate_interval])) / '
+                    "sum by (instance) (rate(clipper_mesh_queries_total[$__rate_interval]))",
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        (
+            "Loads by outcome", "ops",
+            ((_rate("clipper_mesh_loads_total", "", "instance, outcome"), "{{instance}} {{outcome}}"),),
+        ),
+        (
+            "Wait for a load", "s",
+            (
+                (_quantile("0.5", "clipper_mesh_load_wait_seconds", "", "instance"), "{{instance}} p50"),
+                (_quantile("0.99", "clipper_mesh_load_wait_seconds", "", "instance"), "{{instance}} p99"),
+            ),
+        ),
+        (
+            "How full", "percentunit",
+            (("clipper_mesh_used_bytes / clipper_mesh_capacity_bytes", "{{instance}}"),),
+        ),
+        (
+            "Age of the least recently used model", "s",
+            (("clipper_mesh_lru_age_seconds", "{{instance}}"),),
+        ),
+        (
+            "Models", "short",
+            (
+                ("clipper_mesh_models_held", "{{instance}} holds"),
+                ("max(clipper_mesh_models_registered)", "registered"),
+                ("clipper_mesh_loads_waiting", "{{instance}} waiting loads"),
+            ),
+        ),
+    ),
     "Server": (
         ("HTTP requests", "reqps", ((_rate("clipper_http_requests_total", "", "route, code"), "{{route}} {{code}}"),)),
         (

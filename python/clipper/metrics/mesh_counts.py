@@ -1,0 +1,108 @@
+"""What a node of the mesh counts, and its samples: under our names, and again under those of model-mesh."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from clipper.clock import wall_time_us
+from clipper.metrics.samples import Samples
+from clipper_core.histogram import Counter, LatencyHistogram, Snapshot
+
+OUTCOMES: Final = ("ok", "artifact", "host", "refused")  # of a load
+
+
+class MeshCounts:
+    """Threads: any. hits, misses: queries that a copy served at once, or that waited for one.  Of loads, in microseconds: waits,
+    from wanted to loaded; queued; took.  ages: of models that were given up, since their last use, alike.  sizes: in bytes."""
+
+    def __init__(self) -> None:
+        self.hits, self.misses, self.unloads = Counter(), Counter(), Counter()
+        self.loads = {outcome: Counter() for outcome in OUTCOMES}
+        self.waits, self.queued, self.took, self.ages = (LatencyHistogram() for _ in range(4))
+        self.sizes = LatencyHistogram()
+
+    def loaded(self, wait_ms: float, queued_ms: float, took_ms: float, size_bytes: int) -> None:
+        self.loads["ok"].add()
+        for histogram, ms in ((self.waits, wait_ms), (self.queued, queued_ms), (self.took, took_ms)):
+            histogram.record(max(0, round(1000 * ms)))
+        self.sizes.record(size_bytes)
+
+    def failed(self, fault: str) -> None:
+        """fault: artifact, host or refused."""
+        self.loads[fault].add()
+
+    def unloaded(self, age_ms: float) -> None:
+        self.unloads.add()
+        self.ages.record(max(0, round(1000 * age_ms)))
+
+    def stats(self) -> dict[str, Any]:
+        """hit_ratio: None before the first query."""
+        hits, misses = self.hits.value, self.misses.value
+        return {
+            "hits": hits, "misses": misses, "hit_ratio": hits / (hits + misses) if hits + misses else None,
+            "loads": {outcome: counter.value for outcome, counter in self.loads.items()}, "unloads": self.unloads.value,
+            "load_wait_us": self.waits.snapshot(), "load_queue_us": self.queued.snapshot(), "load_us": self.took.snapshot(),
+            "eviction_age_us": self.ages.snapshot(), "model_bytes": self.sizes.snapshot(),
+        }  # fmt: skip
+
+
+# key of the stats -> our name, model-mesh's
+_GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
+    ("capacity_bytes", "clipper_mesh_capacity_bytes", "modelmesh_instance_capacity_bytes"),
+    ("used_bytes", "clipper_mesh_used_bytes", "modelmesh_instance_used_bytes"),
+    ("models", "clipper_mesh_models_held", "modelmesh_instance_models_total"),
+    ("loading", "clipper_mesh_loads_running", ""),
+    ("queued", "clipper_mesh_loads_waiting", ""),
+    ("registered", "clipper_mesh_models_registered", ""),
+    ("vmodels", "clipper_mesh_vmodels", ""),
+    ("nodes", "clipper_mesh_nodes", ""),
+    ("leader", "clipper_mesh_is_leader", ""),
+    ("stale_s", "clipper_mesh_stale_for_seconds", ""),
+    ("hit_ratio", "clipper_mesh_hit_ratio", ""),
+    ("loaded_somewhere", "", "modelmesh_models_loaded_total"),
+    ("failing", "", "modelmesh_models_with_failure_total"),
+)
+_HISTOGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("load_wait_us", "clipper_mesh_load_wait_seconds", "modelmesh_cache_miss_milliseconds"),
+    ("load_queue_us", "clipper_mesh_load_queue_seconds", "modelmesh_loading_queue_delay_milliseconds"),
+    ("load_us", "clipper_mesh_load_seconds", "modelmesh_loadmodel_milliseconds"),
+    ("eviction_age_us", "clipper_mesh_eviction_age_seconds", "modelmesh_age_at_eviction_milliseconds"),
+    ("model_bytes", "clipper_mesh_model_bytes", "modelmesh_loaded_model_size_bytes"),
+)
+
+
+class MeshMetrics:
+    """Of one node. stats: `MeshFacade.stats`; what it does not say is left out. Threads: any."""
+
+    def __init__(self, stats: Callable[[], Mapping[str, Any]]) -> None:
+        self._stats = stats
+
+    def collect(self, into: Samples) -> None:
+        stats = self._stats()
+        for key, *names in (*_GAUGES, *_HISTOGRAMS):
+            value = stats.get(key)
+            for name in names:
+                if name and value is not None:
+                    into.add(name, value if isinstance(value, Snapshot) else float(value))
+        for key, outcome in (("hits", "hit"), ("misses", "miss")):
+            if key in stats:
+                into.add("clipper_mesh_queries_total", stats[key], outcome)
+        loads = stats.get("loads", {})
+        for outcome, count in loads.items():
+            into.add("clipper_mesh_loads_total", count, outcome)
+        if loads:
+            into.add("modelmesh_loadmodel_failure", loads["artifact"] + loads["host"])
+        if "unloads" in stats:
+            into.add("clipper_mesh_unloads_total", stats["unloads"])
+        self._of_the_node(stats, into)
+
+    def _of_the_node(self, stats: Mapping[str, Any], into: Samples) -> None:
+        if stats.get("leader") and "registered" in stats:
+            into.add("modelmesh_models_managed_total", stats["registered"])
+        if stats.get("capacity_bytes"):
+            into.add("modelmesh_instance_used_bps", round(10_000 * stats["used_bytes"] / stats["capacity_bytes"]))
+        lru_ms = stats.get("lru_ms")
+        if lru_ms is not None:
+            age_s = max(0.0, wall_time_us() / 1e6 - lru_ms / 1000) if lru_ms else 0.0
+            into.add("clipper_mesh_lru_age_seconds", age_s)
+            into.add("modelmesh_instance_lru_age_seconds", age_s)
+            into.add("modelmesh_instance_lru_seconds", lru_ms / 1000)
