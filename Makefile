@@ -33,7 +33,7 @@ build: .venv/.core  ## compile the core in place
 demo: .venv/.installed  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser  ## all tests (ARGS="-k cache")
+test: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser .venv/.mlserver  ## all tests (ARGS="-k cache")
 	@$(PY) -m pytest $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
@@ -127,6 +127,14 @@ endef
 	  { mkdir -p .venv/docker && cd .venv/docker && apt-get download -qq docker.io containerd runc libdevmapper1.02.1 && \
 	    for one in *.deb; do dpkg-deb -x "$$one" . && rm "$$one" || exit 1; done; } >/dev/null 2>&1; } \
 	  || echo "no dockerd, and it could not be fetched: tests of images are skipped. apt-get install docker.io"
+	@touch $@
+
+# -- a server of models that others wrote, which takes the models of a host; without it that test is skipped, and says so
+
+.venv/.mlserver: .venv/.installed
+	@test -e .venv/peers/mlserver/.installed || { echo "installing MLServer, into .venv/peers (530 MB, about 50 s)"; \
+	  $(PY) -m bench.peers mlserver >/dev/null 2>&1; } \
+	  || echo "MLServer could not be installed: tests with it are skipped. make peers NAME=mlserver"
 	@touch $@
 
 dashboard/node_modules/.package-lock.json: dashboard/package.json dashboard/package-lock.json
