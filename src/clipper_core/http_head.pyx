@@ -14,6 +14,7 @@ cdef u64 NO_LENGTH = <u64> -1
 
 cdef enum:
     NAME_MAX = 31               # longer names mean nothing here
+    KNOWN_COUNT = 25
     LENGTH_DIGITS_MAX = 10
     ID_MAX = 128
 
@@ -32,15 +33,16 @@ cdef struct Known:
     const char* name
     Meaning meaning
 
-cdef Known[22] _known = [
+cdef Known[KNOWN_COUNT] _known = [
     Known(4, "host", HOST), Known(14, "content-length", LENGTH), Known(12, "x-request-id", REQUEST_ID),
     Known(10, "connection", CONNECTION), Known(6, "accept", ACCEPT), Known(31, "inference-header-content-length", JSON_LENGTH),
     Known(17, "transfer-encoding", FOREIGN), Known(16, "content-encoding", FOREIGN), Known(6, "expect", FOREIGN),
     Known(7, "upgrade", FOREIGN), Known(11, "traceparent", FOREIGN), Known(10, "tracestate", FOREIGN),
     Known(19, "clipper-deadline-ms", FOREIGN), Known(2, "te", FOREIGN), Known(7, "trailer", FOREIGN),
     Known(14, "http2-settings", FOREIGN), Known(13, "last-event-id", FOREIGN), Known(16, "proxy-connection", FOREIGN),
-    Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(12, "content-type", NOTHING),
-    Known(13, "authorization", NOTHING)]
+    Known(13, "if-none-match", FOREIGN), Known(6, "origin", FOREIGN), Known(11, "mm-model-id", FOREIGN),
+    Known(12, "mm-vmodel-id", FOREIGN), Known(12, "content-type", NOTHING),
+    Known(13, "authorization", NOTHING), Known(11, "mm-required", NOTHING)]
 # ^ and `clipper-actor`, a word of management
 
 cdef u8[256] _token             # 0: no character of a name; else its lower case
@@ -60,7 +62,7 @@ _fill(b"!#$%&'*+-.^_`|~")
 
 cdef inline Meaning _meaning(const u8* name, u32 n) noexcept nogil:
     cdef u32 i
-    for i in range(22):
+    for i in range(KNOWN_COUNT):
         if _known[i].n == n and memcmp(_known[i].name, name, n) == 0:
             return _known[i].meaning
     return NOTHING
@@ -201,7 +203,7 @@ cdef int head_read(const u8* text, u64 n, Head* head) noexcept nogil:
     return HEAD_PLAIN
 
 
-KNOWN = frozenset([bytes(_known[_i].name) for _i in range(22)]) | {b"clipper-actor"}
+KNOWN = frozenset([bytes(_known[_i].name) for _i in range(KNOWN_COUNT)]) | {b"clipper-actor"}
 
 
 class Plain(NamedTuple):

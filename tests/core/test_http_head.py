@@ -14,7 +14,8 @@ LINE = re.compile(rb"(" + TOKEN + rb"):( *)([ -~]*?)( *)\r\n")
 IGNORED = ("user-agent", "x-forwarded-for", "cookie", "content-type", "authorization", "a" * 40)
 FOREIGN = (
     "transfer-encoding", "content-encoding", "expect", "upgrade", "traceparent", "tracestate", "clipper-deadline-ms", "te",
-    "trailer", "http2-settings", "last-event-id", "proxy-connection", "if-none-match", "origin",
+    "trailer", "http2-settings", "last-event-id", "proxy-connection", "if-none-match", "origin", "mm-model-id",
+    "mm-vmodel-id",
 )  # fmt: skip
 ONCE = (b"host", b"content-length", b"x-request-id", b"inference-header-content-length")
 PLAIN = {

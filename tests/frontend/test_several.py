@@ -1,5 +1,6 @@
 """Several models in one request, and methods of gRPC that are no services of ours."""
 
+import http.client
 import json
 import os
 import re
@@ -192,6 +193,29 @@ def test_over_http_ids_stand_in_the_path(server: clipper.ClipperServer) -> None:
     assert ask(server.http_address, "POST", "/v2/models/nobody,nothing/infer", body).status == 404
     assert ask(server.http_address, "POST", "/v2/models/twice,sum/versions/1/infer", body).status == 400
     assert ask(server.http_address, "POST", "/v2/models/twice,,/infer", body).status == 400
+
+
+def test_over_http_ids_stand_in_headers_too_and_go_first(server: clipper.ClipperServer) -> None:
+    """Asked where queries without them are answered by the core."""
+    body = {"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1.0, 2.0, 3.0]}]}
+    line = http.client.HTTPConnection(server.http_address, timeout=10)
+    try:
+        for path in ("sum", "nobody"):
+            line.putrequest("POST", f"/v2/models/{path}/infer")
+            text = json.dumps(body).encode()
+            for name, value in (("Mm-Model-Id", "twice"), ("mm-model-id", "nobody, sum"), ("Content-Length", str(len(text)))):
+                line.putheader(name, value)
+            line.endheaders(text)
+            outputs = json.loads(line.getresponse().read())["outputs"]
+            assert [one["parameters"]["model_name"] for one in outputs] == ["twice", "sum"]
+            assert [one["data"] for one in outputs] == [[12.0], [6.0]]
+    finally:
+        line.close()
+    both = {"mm-model-id": "sum", "mm-vmodel-id": "twice"}
+    assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, both).status == 400
+    required = {"mm-vmodel-id": "sum,nobody", "mm-required": "true"}
+    assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, required).status == 404
+    assert ask(server.http_address, "POST", "/v2/models/sum/infer", body, {"mm-balanced": "true"}).status == 200
 
 
 def test_over_http_as_binary_data_too(server: clipper.ClipperServer) -> None:

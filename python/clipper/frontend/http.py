@@ -32,6 +32,7 @@ from clipper.frontend.messages import (
     JSON,
     KNOWN_HEADERS,
     PROBLEM,
+    REPEATED,
     Later,
     Outcome,
     Refused,
@@ -355,6 +356,8 @@ class Connection(asyncio.Protocol):
         if known and self._phase == _HEAD:  # not those that follow a chunked body
             if known == b"host":
                 self._hosts += 1
+            elif known in REPEATED and known in self._headers:
+                value = self._headers[known] + b"," + value
             self._headers[known] = value
         elif self._head_bytes > self.service.settings.header_bytes_max and self._phase == _BODY:
             self._refuse_head()

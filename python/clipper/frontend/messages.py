@@ -63,9 +63,11 @@ KNOWN_HEADERS: Final = frozenset(
     (
         b"accept", b"authorization", b"clipper-actor", b"clipper-deadline-ms", b"content-encoding", b"content-length",
         b"content-type", b"expect", b"host", b"if-none-match", b"inference-header-content-length", b"last-event-id",
-        b"mm-required", b"origin", b"traceparent", b"tracestate", b"transfer-encoding", b"x-request-id",
+        b"mm-model-id", b"mm-required", b"mm-vmodel-id", b"origin", b"traceparent", b"tracestate", b"transfer-encoding",
+        b"x-request-id",
     )
 )  # fmt: skip
+REPEATED: Final = frozenset((b"mm-model-id", b"mm-vmodel-id"))  # each is one more, as with a comma between them
 
 
 class Response:

@@ -101,7 +101,7 @@ class RestV2:
     # -- asking
 
     def infer(self, request: Request) -> Outcome:
-        if "," in request.params[0]:
+        if "," in request.params[0] or b"mm-model-id" in request.headers or b"mm-vmodel-id" in request.headers:
             return self._infer_several(request)
         target = self._target(request)
         asked = v2.decode(request.body, request.headers.get(b"inference-header-content-length", b""))
@@ -116,10 +116,12 @@ class RestV2:
         return _later(asking, target, asked)
 
     def _infer_several(self, request: Request) -> Outcome:
-        """`/v2/models/m1,m2/infer`; all must be known if `mm-required` is true."""
+        """`/v2/models/m1,m2/infer`, or those of the headers, whatever the path says; with `mm-required` all must be known."""
         if len(request.params) > 1:
             raise InvalidInput("several models have no version in common.", hint="Leave it out: /v2/models/m1,m2/infer")
-        ids = ids_in((("mm-model-id", request.params[0]), ("mm-required", request.headers.get(b"mm-required", b""))))
+        named = [(name.decode(), value) for name, value in request.headers.items() if name.startswith(b"mm-")]
+        path = [("mm-model-id", request.params[0])] if {name for name, _ in named} <= {"mm-required"} else []
+        ids = ids_in([*named, *path])
         assert ids is not None
         asked = v2.decode(request.body, request.headers.get(b"inference-header-content-length", b""))
         several = Several(self._models, ids, asked)
