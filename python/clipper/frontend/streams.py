@@ -33,6 +33,7 @@ class Asked(msgspec.Struct, eq=False):
     future: Any
     until_s: float
     trouble: str = ""
+    asked_s: float = 0.0
 
 
 class Answered:
@@ -73,7 +74,7 @@ class Scoring(Follower[Asked]):
 
     def _ask(self, asked: Asked) -> None:
         """Raises: InvalidInput when the record is at fault; what else the application says is its own trouble."""
-        record = asked.record
+        record, asked.asked_s = asked.record, time.monotonic()
         try:
             asked.future = self._app.predict(record.input, record.user, record.slo_ms, context=record.context, id=record.id)
         except InvalidInput:
@@ -97,7 +98,7 @@ class Scoring(Follower[Asked]):
                     return self._answer(entry, item.record, answer)
             if self._stopping and (self._is_over or item.future is None):
                 return None
-            self._pause(_AGAIN_S)
+            self._pause(max(0.0, item.asked_s + _AGAIN_S - time.monotonic()))  # who was asked about long ago need not wait
             self._ask(item)
 
     def _result(self, future: Any) -> Answer | None:
