@@ -19,6 +19,7 @@ from clipper.mesh.facade import (
     VModelStatus,
 )
 from clipper.mesh.records import Copy, Instance, MeshModel, Policy, VModel
+from clipper.mesh.vmodels import UnknownVModel
 from clipper.types import check_name
 
 MIB = 1 << 20
@@ -129,7 +130,7 @@ class FakeMesh:
     ) -> VModelStatus:  # fmt: skip
         known = self.named.get(id)
         if known is None and update_only:
-            raise UnknownModel(f"no v-model {id!r}.")
+            raise UnknownVModel.named(id, self.named)
         if known is not None and owner and known.owner != owner:
             raise Forbidden(f"v-model {id!r} is another owner's.")
         if expected and (known.target if known else target) != expected:

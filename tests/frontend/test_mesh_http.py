@@ -18,6 +18,7 @@ from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.mesh.facade import Info, MeshFacade
 from clipper.mesh.records import MeshModel, Policy
+from clipper.mesh.vmodels import UnknownVModel
 from tests.frontend.conftest import PATIENCE_S, QUICK, ask, warm_workers
 from tests.frontend.fake_mesh import NODES, FakeMesh
 
@@ -106,6 +107,7 @@ def test_errors_are_those_of_the_mesh(door: MeshClient) -> None:
         (UnknownModel, lambda: door.ensure_loaded("nobody")),
         (UnknownModel, lambda: door.explain("nobody")),
         (UnknownModel, lambda: door.set_vmodel("new", "nobody")),
+        (UnknownVModel, lambda: door.set_vmodel("new", "known", update_only=True)),
         (StillLinked, lambda: door.unregister("known")),
         (Forbidden, lambda: door.set_vmodel("names-it", "known", owner="bob")),
         (StoreConflict, lambda: door.set_vmodel("names-it", "known", expected="other")),

@@ -347,7 +347,9 @@ def _model_lines(found: "ModelStatus") -> Iterator[str]:
 
 def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool) -> None:
     if found.status == "NOT_FOUND":
-        raise UnknownModel(f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them.")
+        from clipper.mesh.vmodels import UnknownVModel
+
+        raise UnknownVModel(f"the mesh has no v-model {found.id!r}.", hint="clipper mesh vmodel ls lists them.")
     if ask.as_json:
         _print_json(found)
     else:

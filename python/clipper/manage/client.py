@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _TOKEN = "CLIPPER_ADMIN_TOKEN"
 _URL = "CLIPPER_URL"
 _CA, _CERT, _KEY = "CLIPPER_CA", "CLIPPER_CERT", "CLIPPER_KEY"
+_KNOWN = ("clipper.errors", "clipper.mesh.")  # where errors are that a server tells
 _BUILD_S = 3600.0  # an environment may take its time; server.build_s ends it
 
 
@@ -468,5 +469,6 @@ def _error(status: int, said: dict[str, Any], url: str) -> ClipperError:
         return NotAllowed(f"{url}: {message}", hint=f"Give a token of that server: --token, or {_TOKEN}.")
     if slug.startswith("http-"):
         return ClipperError(f"{url}: {message}", hint=hint)
-    kind = next((kind for kind in _classes() if kind.__module__ == "clipper.errors" and kind.slug == slug), ClipperError)
+    known = (kind for kind in _classes() if kind.__module__.startswith(_KNOWN) and vars(kind).get("slug") == slug)
+    kind = next(known, ClipperError)
     return kind(message, hint=hint)

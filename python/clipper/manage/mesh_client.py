@@ -10,6 +10,7 @@ import msgspec
 from clipper.errors import ClipperError, InvalidInput, NoServer, UnknownModel
 from clipper.mesh.facade import Explanation, Info, MeshEvent, ModelStatus, VModelStatus
 from clipper.mesh.records import Instance, MeshModel, Policy, VModel
+from clipper.mesh.vmodels import UnknownVModel
 
 _RECORDS: Mapping[str, Any] = {"model": MeshModel, "vmodel": VModel, "instance": Instance}
 _AT = "/v1/mesh"
@@ -98,7 +99,7 @@ class MeshClient:
         """NOT_FOUND when absent, or another owner's."""
         try:
             return self._ask(VModelStatus, "GET", _vmodel(id) + _query(owner=owner))
-        except UnknownModel:
+        except UnknownVModel:
             return VModelStatus(id, "NOT_FOUND")
 
     def rollback_vmodel(self, id: str) -> VModelStatus:

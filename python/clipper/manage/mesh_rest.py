@@ -18,6 +18,7 @@ from clipper.manage.mesh_watch import Watchers
 from clipper.manage.rest import read_query
 from clipper.mesh.facade import LIST_MAX, Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.mesh.records import Policy
+from clipper.mesh.vmodels import UnknownVModel
 
 WAITING_MAX: Final = 2
 _Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -175,8 +176,8 @@ def _found(status: _S) -> _S:
     """UnknownModel when there is none: over HTTP that is a status of its own."""
     if status.status == "NOT_FOUND":
         hint = "GET /v1/mesh/models and /v1/mesh/vmodels list them; clipper mesh ls does."
-        kind = "model" if isinstance(status, ModelStatus) else "v-model"
-        raise UnknownModel(f"the mesh has no {kind} {status.id!r}.", hint=hint)
+        kind = UnknownModel if isinstance(status, ModelStatus) else UnknownVModel
+        raise kind(f"the mesh has no {kind.noun} {status.id!r}.", hint=hint)
     return status
 
 
