@@ -30,6 +30,8 @@ from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.rolling import Rolling
 from clipper.manage.running import Running, announce, state_named
+from clipper.mesh.joining import Ground, Joining
+from clipper.mesh.routing import MeshedModel
 from clipper.selection import covering, policy_named
 from clipper.serving.address import listen
 from clipper.serving.application import ApplicationHandle, array_slo_in_us, request_id, slo_in_us
@@ -67,7 +69,7 @@ _DRAIN_POLL_S = 0.002
 _APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing", "decider", "coverage")
 
 
-class ClipperServer(Streaming):
+class ClipperServer(Streaming, Joining):
     """One serving node. Threads: any. Use it in a `with` block, or call close().
 
     Answers queries by their own deadline from models in processes of their own. Build one with `clipper.start()`.
@@ -94,6 +96,7 @@ class ClipperServer(Streaming):
             raise
         self._dispatch = Dispatch(*self._engines)
         running = RunningModels(self._engines.of, config.limits)
+        self._running_models = running
         self._token = config.server.token or secrets.token_urlsafe(24)
         self._deployment = Deployment(
             config, self.catalog, self._engines, running, self._dir, self._token, lambda: self.address
@@ -103,7 +106,7 @@ class ClipperServer(Streaming):
         self._questions = Questions(
             self.catalog, running, self._learning, self._recorder, self._deployment.teaching, self._deciding
         )
-        self.cache = Cache(self.model, lambda: self.stats()["cache"])
+        self.cache = Cache(self._core, lambda: self.stats()["cache"])
         self._frontends: Frontends | None = None
         self._dashboard: Feed | None = None
         self._collectors: weakref.WeakSet[Collector] = weakref.WeakSet()
@@ -123,6 +126,7 @@ class ClipperServer(Streaming):
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()
             self._deployment.start()
+            self._enter_mesh()
             self._end_following = self.catalog.on_change(self._questions.resolve)
             resumed = self.catalog.models()
             for model in resumed:
@@ -145,6 +149,13 @@ class ClipperServer(Streaming):
             raise
         atexit.register(self.close)
         return self
+
+    def _enter_mesh(self) -> None:
+        ground = Ground(self, self._engines, self._running_models, self._questions, self._deployment.containers)
+        mesh = self._join(self._store, self._dir.run, ground)
+        if mesh is not None:
+            self._deployment.mesh, self._questions.mesh = mesh, mesh.question
+            mesh.start()
 
     def _begin(self) -> None:
         """What needs the store."""
@@ -177,6 +188,8 @@ class ClipperServer(Streaming):
             self._dashboard.stop()
         if self._frontends is not None:
             self._frontends.drain()
+        if self._mesh is not None and drain_s != 0:
+            self._mesh.drain_for_good()
         until = time.monotonic() + (self.config.server.drain_s if drain_s is None else drain_s)
         self._rolling.stop()
         self._deployment.refuse_new()
@@ -185,6 +198,8 @@ class ClipperServer(Streaming):
         while self._engines.in_flight() and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)
         self._deployment.stop()
+        if self._mesh is not None:
+            self._mesh.close()
         self._dispatch.stop()
         if self._frontends is not None:
             self._frontends.stop()
@@ -291,8 +306,13 @@ class ClipperServer(Streaming):
         }
         return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core
 
-    def model(self, name: str | VersionedModel) -> CoreModel:
+    def model(self, name: str | VersionedModel) -> CoreModel | MeshedModel:
         """A model's own handle: predict(x), predict_many(rows), put(x, output). The latest version when none is named."""
+        if self._mesh is not None and str(name) not in self.catalog.view.versions and self._mesh.routes.route(str(name)):
+            return self._meshed_model(str(name))
+        return self._core(name)
+
+    def _core(self, name: str | VersionedModel) -> CoreModel:
         return self._deployment.core_of(self.catalog.view.model(name))
 
     def scale(self, name: str | VersionedModel, replicas: int | tuple[int, int]) -> None:
@@ -422,6 +442,7 @@ class ClipperServer(Streaming):
             "loop": self._dispatch.snapshot(),
             "applications": self._questions.stats(),
             "feedback": self._learning.stats(),
+            **({"mesh": self._mesh.stats()} if self._mesh is not None else {}),
             **({"store": self._store.stats()} if isinstance(self._store, KeptStore) else {}),
         }
 
@@ -440,7 +461,7 @@ class ClipperServer(Streaming):
         from clipper.manage.rest import Management
 
         questions = self._questions
-        mesh: MeshFacade | None = getattr(self, "_mesh", None)
+        mesh: MeshFacade | None = self._mesh
         node = Node(
             VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
             self.scale, mesh,

@@ -149,6 +149,11 @@ cdef class Model:
         self._set_rows(dtype, shape)
 
     @property
+    def waiting(self):
+        """Rows in its lanes that no replica has been sent, as the loop last counted them."""
+        return self.state.tally.queued.load(relaxed)
+
+    @property
     def index(self):
         """The model's number in its engine."""
         return self.state.index

@@ -80,6 +80,8 @@ class ModelsV2:
         if not version and name in view.applications:
             return Target(self._node.question(name), name, "")
         if name not in view.versions:
+            if self._node.mesh is not None and name not in view.applications and version in ("", _THE_VERSION):
+                return Target(self._node.question_for(PredictionRequest(None, candidate_models=(name,))), name, version)
             if name in view.applications:
                 raise UnknownVersion(f"application {name!r} has no version {version[:20]!r}.", hint="Ask it without one.")
             raise UnknownModel.named(name[:200], {*view.applications, *(model.name for model in view.models())})
@@ -127,6 +129,8 @@ class ModelsV2:
         return v2.described(v2.INPUT, input_of(question)), v2.described(v2.OUTPUT, output)
 
     def _first(self, question: Question) -> Model | None:
+        if question.meshed is not None:
+            return question.meshed.record
         return self._node.catalog.view.model(question.models[0]) if question.models else None
 
     def config(self, target: Target) -> dict[str, Any]:
@@ -141,6 +145,8 @@ class ModelsV2:
         return {**about, "input": inputs, "output": outputs}
 
     def is_ready(self, target: Target) -> bool:
+        if target.question.meshed is not None:  # it is loaded when it is asked
+            return True
         running = self._node.running()
         return any(str(id) in running for id in target.question.models)
 

@@ -28,6 +28,7 @@ from clipper.deploy.package import pack
 from clipper.deploy.restarts import RestartPolicy
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown, UnknownModel
 from clipper.manage.building import FAILED, IMAGE, LOADING, PACKING, STARTING, WARM, Building, Stage, needs_environment
+from clipper.mesh.node import Mesh
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
 from clipper.serving.models import Running, RunningModels, row_shape
@@ -103,6 +104,7 @@ class Deployment:
         environments = Environments(folder.environments, config.server.pip_args, config.server.build_s)
         self._building = Building(self._in_service, environments, self._built)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
+        self.mesh: Mesh | None = None
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
 
     # -- life
@@ -400,6 +402,8 @@ class Deployment:
             running.core.engine.expect(running.core.index, when_us)
 
     def _came_or_went(self, id_: VersionedModel) -> None:
+        if self.mesh is not None and self.mesh.came_or_went(id_):
+            return
         if self.containers.of(id_):
             self._building.enter(id_, WARM)
         self._expected.connected(id_, [replica.hello.replica for replica in self.containers.of(id_)])
@@ -431,6 +435,8 @@ class Deployment:
 
     def _seat_of(self, hello: Hello) -> Seat:
         running = self._running.get(hello.id)
+        if running is None and self.mesh is not None and (seat := self.mesh.seat(hello.name, hello.version)) is not None:
+            return seat
         if running is None:
             running = self._admit(hello)
         elif running.core.describe_input() == "any" and hello.input != "any":

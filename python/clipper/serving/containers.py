@@ -102,6 +102,7 @@ class Containers:
         self._teaching = teaching or Teaching()
         self._greeted: dict[_Line, Hello] = {}  # let in, until the loop has attached them
         self._replicas: dict[_Line, Replica] = {}
+        self._by_model: dict[VersionedModel, dict[_Line, Replica]] = {}
         self._arrival = threading.Condition()
         self._stopping = False
         self._turned_away = 0
@@ -124,7 +125,8 @@ class Containers:
 
     def of(self, model: VersionedModel) -> list[Replica]:
         """The connected replicas of a model version."""
-        return [replica for replica in tuple(self._replicas.values()) if replica.hello.id == model]
+        found = self._by_model.get(model)
+        return [] if found is None else list(found.values())
 
     def wait_for(
         self, model: VersionedModel, count: int, timeout_s: float, hopeless: Callable[[], object] = lambda: False
@@ -207,7 +209,8 @@ class Containers:
         hello = self._greeted.pop((engine, conn))
         self._teaching.came(engine, conn, hello)
         with self._arrival:
-            self._replicas[engine, conn] = Replica(conn, hello, engine)
+            replica = self._replicas[engine, conn] = Replica(conn, hello, engine)
+            self._by_model[hello.id] = {**self._by_model.get(hello.id, {}), (engine, conn): replica}
             self._arrival.notify_all()
         about = {"model": str(hello.id), "replica": hello.replica}
         _log.info("container %s/%d is connected (pid %d)", hello.id, hello.replica, hello.pid, extra=about)
@@ -265,6 +268,12 @@ class Containers:
         self._greeted.pop(line, None)
         with self._arrival:
             replica = self._replicas.pop(line, None)
+            if replica is not None:
+                left = {at: other for at, other in self._by_model[replica.hello.id].items() if at != line}
+                if left:
+                    self._by_model[replica.hello.id] = left
+                else:
+                    del self._by_model[replica.hello.id]
             self._arrival.notify_all()
         if replica is None:
             return

@@ -15,6 +15,7 @@ from clipper.config import Config
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
 
+LINKS_MAX = 65_533  # of an engine
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +90,7 @@ def _count(asked: int) -> int:
 def _engine_of(config: Config, number: int, count: int) -> Engine:
     """What bounds the whole server is shared out evenly."""
     limits = config.limits
+    meshed = min(config.mesh.loaded_max, LINKS_MAX - limits.connections_max) if config.mesh.enabled else 0
     return Engine(
         number=number,
         cache_bytes_max=limits.cache_bytes_max // count,
@@ -98,8 +100,8 @@ def _engine_of(config: Config, number: int, count: int) -> Engine:
         frame_bytes_max=limits.frame_bytes_max,
         rows_max=limits.batch_size_max,
         output_bytes_max=limits.output_bytes_max,
-        links_max=max(1, limits.connections_max // count),
-        models_max=limits.models_max,
+        links_max=max(1, (limits.connections_max + meshed) // count),
+        models_max=limits.models_max + (config.mesh.models_max if config.mesh.enabled else 0),
         heartbeat_ms=config.server.heartbeat_ms,
         compression=config.server.compression,
     )

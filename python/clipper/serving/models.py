@@ -52,12 +52,16 @@ class RunningModels:
                 running = self._running[model.id] = Running(model, running.core)
             return running
 
+    def unlisted(self, model: Model, lane_rows: int) -> CoreModel:
+        """A core model that no list shows and whoever asks for it keeps: of the mesh, which has thousands."""
+        return self._make(model, lane_rows)
+
     def forget(self, wanted: VersionedModel) -> None:
         """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
         with self._guard:
             self._running.pop(wanted, None)
 
-    def _make(self, model: Model) -> CoreModel:
+    def _make(self, model: Model, lane_rows: int = 0) -> CoreModel:
         output = InputType.parse(model.output)
         core = CoreModel(
             self._engine_of(model.name),
@@ -68,7 +72,7 @@ class RunningModels:
             slo_us=_MODEL_SLO_US,
             cached=model.cache,
             finite=model.finite,
-            lane_rows=self._limits.queue_rows_max,
+            lane_rows=lane_rows or self._limits.queue_rows_max,
             lane_bytes_max=self._limits.queue_bytes_max,
             output="" if output.dtype == "any" else output.dtype,
             output_shape=None if output.variable or output.dtype == "any" else output.shape,

@@ -23,7 +23,7 @@ from clipper.serving.states import Learner
 from clipper.serving.stragglers import Means, combine
 from clipper.serving.tally import Lineup
 from clipper.serving.teaching import Teaching
-from clipper.types import Answer, VersionedModel
+from clipper.types import Answer, Model, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
 from clipper_core.model import predict_all
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class Meshed(msgspec.Struct, frozen=True, eq=False):
+    """A model that the catalog does not have. why: there is no replica of it now."""
+
+    record: Model
+    why: Callable[[], str]
+
+
 class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
 
@@ -43,7 +50,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     window: where answers wait for feedback; None for a policy that learns nothing.  lineup: counts what queries come to.
     cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
     speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
-    rollout: which of its queries see it with a new version.  arm: counts for a rollout.
+    rollout: which of its queries see it with a new version.  arm: counts for a rollout.  meshed: of a model of the mesh.
     """
 
     name: str
@@ -64,6 +71,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     speculation: "Speculation | None" = None
     rollout: Split | None = None
     arm: Arm | None = None
+    meshed: "Meshed | None" = None
 
     @property
     def taught(self) -> dict[VersionedModel, CoreModel]:
@@ -269,9 +277,12 @@ def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Pre
     if arrived:
         return NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
     whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
+    if asked.question.meshed is not None and future.status(0) in _NOT_THERE and (absent := asked.question.meshed.why()):
+        whys = [f"{asked.plan.models[0].name}: {absent}"]
     return "; ".join(dict.fromkeys(whys))
 
 
+_NOT_THERE = (Status.NO_REPLICA, Status.DEADLINE)
 _WHYS: dict[Status, Callable[[str], str]] = {
     Status.FULL: lambda model: f"{model} is overloaded",
     Status.DEADLINE: lambda model: f"{model} did not answer by the deadline",

@@ -16,7 +16,7 @@ from clipper.serving.arms import COMPARED_S_MAX, Hears, Split, Stage
 from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
-from clipper.serving.processor import Question, next_uniform
+from clipper.serving.processor import Meshed, Question, next_uniform
 from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
 from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
@@ -25,6 +25,7 @@ from clipper.serving.tally import Lineup, Tally
 from clipper.serving.teaching import Teaching
 from clipper.types import Application, InputType, PredictionRequest, VersionedModel
 from clipper_core.histogram import Snapshot
+from clipper_core.model import Model as CoreModel
 
 _log = logging.getLogger(__name__)
 DEFAULT_POLICY = "ensemble"
@@ -51,6 +52,7 @@ class Questions:
         self._refused: dict[VersionedModel, Snapshot] = {}  # floors of guaranteed times: their latencies then
         self._may_roll: Callable[[Rollout], bool] = lambda _: True
         self._stages: dict[str, Stage] = {}
+        self.mesh: Callable[[str], Question | None] | None = None  # of models that are not in the catalog
 
     def of(self, name: str) -> Question:
         """Of an application. Raises UnknownApplication."""
@@ -220,6 +222,15 @@ class Questions:
             _log.error("application %r: %s It waits for all its models until that is mended.", app.name, error)
             return None
 
+    def alone(self, core: CoreModel, meshed: Meshed, slo_us: int) -> Question:
+        """To one model of the mesh."""
+        ids = (meshed.record.id,)
+        policy, learner, window = self._learning.learner("", DEFAULT_POLICY, ())  # one for all: it learns nothing of them
+        return Question(
+            "", ids, {ids[0]: core}, policy, learner, slo_us, None, 0.0, self._node, window, teaching=self._teaching,
+            meshed=meshed,
+        )  # fmt: skip
+
     def _of_candidates(self, request: PredictionRequest) -> Question:
         """The question of a request that names its candidate models itself."""
         candidates = request.candidate_models
@@ -230,6 +241,10 @@ class Questions:
         question = known.get(key)
         if question is not None:
             return question
+        if self.mesh is not None and len(candidates) == 1 and request.application is None:
+            name = str(candidates[0])
+            if name not in self._catalog.view.versions and (question := self.mesh(name)) is not None:
+                return question
         if not candidates:
             raise InvalidInput("a request names an application or candidate models; this one names neither.")
         view = self._catalog.view

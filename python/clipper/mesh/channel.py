@@ -1,0 +1,231 @@
+"""Requests and answers between a node and its model hosts, and between nodes: a length (u32, little endian), a map of msgpack.
+
+{"n": 7, "verb": "load", ...} asks; {"n": 7, "ok": true, ...} or {"n": 7, "ok": false, "fault": ..., "why": ...} answers, in
+any order; {"event": ...} asks for nothing. Who dials says {"verb": "hello", "token": ..., ...} first.
+Threads: all of a channel is its event loop's.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgpack
+
+from clipper.serving.address import Listener, listen
+
+FRAME_BYTES_MAX: Final = 1 << 20
+HELLO_S: Final = 5.0
+REQUESTS_MAX: Final = 65_536  # unanswered, of either side
+_LENGTH_BYTES: Final = 4
+_log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+Serve = Callable[[str, Message], Awaitable[Message]]
+
+
+class Failed(Exception):
+    """The other side says no. fault: `artifact`, `host`, or `none`: it was not tried."""
+
+    def __init__(self, why: str, fault: str = "host") -> None:
+        super().__init__(why)
+        self.why, self.fault = why, fault
+
+
+class Lost(Failed):
+    """The other side is gone, or does not answer; what was asked may have been done."""
+
+
+async def _refuse(verb: str, _: Message) -> Message:
+    raise Failed(f"nothing here answers {verb!r}", "none")
+
+
+class Channel:
+    """serve: answers the other side's requests, or raises Failed.  heard: is told its events.  closed: set at the end."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        serve: Serve = _refuse,
+        heard: Callable[[Message], None] = lambda _: None,
+    ) -> None:
+        self._reader, self._writer, self.serve, self.heard = reader, writer, serve, heard
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+        self.hello: Message = {}
+        self.runner: asyncio.Task[None] | None = None
+        self.closed = asyncio.Event()
+
+    async def request(self, verb: str, timeout_s: float, **fields: Any) -> Message:
+        """Raises Failed; Lost when there is no answer in time, or nobody any more."""
+        if self.closed.is_set():
+            raise Lost("the connection is closed")
+        if len(self._asked) >= REQUESTS_MAX:
+            raise Failed(f"{REQUESTS_MAX} requests wait for an answer already", "none")
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # who asked may have been cancelled
+        try:
+            self.say({"n": number, "verb": verb, **fields})
+            async with asyncio.timeout(timeout_s):
+                await self._writer.drain()
+                found = await answer
+        except TimeoutError:
+            raise Lost(f"no answer to {verb!r} within {timeout_s:g} s") from None
+        except OSError as error:
+            raise Lost(f"the connection broke: {error}") from None
+        finally:
+            self._asked.pop(number, None)
+        if not found.get("ok", False):
+            raise Failed(str(found.get("why", "no reason given")), str(found.get("fault", "host")))
+        return dict(found)
+
+    def tell(self, **message: Any) -> None:
+        """An event: no answer; nothing when nobody is there."""
+        if not self.closed.is_set():
+            self.say(message)
+
+    def say(self, message: Message) -> None:
+        data = msgpack.packb(message)
+        if len(data) > FRAME_BYTES_MAX:
+            raise Failed(f"a message of {len(data)} bytes: at most {FRAME_BYTES_MAX}", "none")
+        self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+
+    async def run(self) -> None:
+        """Read until the other side is gone; then everything that waits ends with Lost."""
+        try:
+            while True:
+                self._take(await read(self._reader))
+        except (EOFError, OSError, ValueError) as error:
+            if not isinstance(error, EOFError):
+                _log.info("a channel of the mesh ends: %s", error)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.closed.set()
+        self._writer.close()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(Lost("the other side is gone"))
+        for task in tuple(self._serving):
+            task.cancel()
+
+    def _take(self, message: Message) -> None:
+        if "event" in message:
+            self.heard(message)
+        elif "verb" in message:
+            if len(self._serving) >= REQUESTS_MAX:
+                raise ValueError(f"more than {REQUESTS_MAX} requests at once")
+            task = asyncio.get_running_loop().create_task(self._answer(message))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        else:
+            answer = self._asked.get(int(message.get("n", 0)))
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+
+    async def _answer(self, message: Message) -> None:
+        number, verb = message.get("n"), str(message["verb"])
+        try:
+            found = {"n": number, "ok": True, **await self.serve(verb, message)}
+        except Failed as failure:
+            found = {"n": number, "ok": False, "fault": failure.fault, "why": failure.why[:4096]}
+        except Exception as error:
+            _log.exception("the mesh could not answer %r", verb)
+            found = {"n": number, "ok": False, "fault": "host", "why": f"{type(error).__name__}: {error}"[:4096]}
+        with contextlib.suppress(OSError, Failed):
+            if not self.closed.is_set():
+                self.say(found)
+
+
+async def read(reader: asyncio.StreamReader) -> Message:
+    """EOFError at the end; ValueError for what is no message."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
+    if not 0 < length <= FRAME_BYTES_MAX:
+        raise ValueError(f"a message of {length} bytes: 1 to {FRAME_BYTES_MAX} are possible")
+    try:
+        message = msgpack.unpackb(await reader.readexactly(length))
+    except asyncio.IncompleteReadError:
+        raise
+    except Exception as error:
+        raise ValueError(f"what came is no msgpack: {error}") from None
+    if not isinstance(message, dict):
+        raise ValueError("what came is no map")
+    return message
+
+
+async def dial(address: str, hello: Message, serve: Serve = _refuse) -> Channel:
+    """Dial `unix:/path` or `tcp:host:port`, and say hello; the channel runs until either side closes it. Raises Lost."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            if address.startswith("unix:"):
+                reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+            else:
+                host, _, port = address.removeprefix("tcp:").removeprefix("//").rpartition(":")
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError) as error:
+        raise Lost(f"cannot reach {address}: {error or type(error).__name__}") from None
+    channel = Channel(reader, writer, serve)
+    channel.say({"verb": "hello", **hello})
+    channel.runner = asyncio.get_running_loop().create_task(channel.run())
+    return channel
+
+
+class Door:
+    """A listening socket whose callers say hello with the token. came: is given each channel once it is let in, before it runs.
+    address: `unix:/path`, `tcp:host:port`, or empty: a socket `name` in the directory."""
+
+    def __init__(self, address: str, token: str, came: Callable[[Channel], None], directory: Path, name: str = "") -> None:
+        address = f"unix:{directory / name}.sock" if not address else address.replace("tcp:", "", 1)
+        self._listener: Listener = listen(address, directory)
+        self._token, self._came = token.encode(), came
+        self._server: asyncio.Server | None = None
+        self._channels: set[Channel] = set()
+
+    @property
+    def address(self) -> str:
+        return self._listener.connect
+
+    async def open(self) -> Self:
+        path = self._listener.path
+        family = socket.AF_UNIX if path else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM, fileno=os.dup(self._listener.fd))
+        start = asyncio.start_unix_server if path else asyncio.start_server
+        self._server = await start(self._greet, sock=sock)
+        return self
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel(reader, writer)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = await read(reader)
+            if hello.get("verb") != "hello" or not hmac.compare_digest(str(hello.get("token", "")).encode(), self._token):
+                raise ValueError("it gave no hello, or a wrong token")
+        except (EOFError, OSError, TimeoutError, ValueError) as error:
+            _log.warning("who dialled into the mesh's channel is turned away: %s", error)
+            writer.close()
+            return
+        channel.hello = hello
+        self._channels.add(channel)
+        self._came(channel)
+        try:
+            await channel.run()
+        finally:
+            self._channels.discard(channel)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for channel in tuple(self._channels):
+            channel.close()
+        self._listener.remove()
+        os.close(self._listener.fd)

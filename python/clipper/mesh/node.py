@@ -1,0 +1,446 @@
+"""One node of the mesh: its thread, its parts, and how they hear of each other.
+
+Everything slow happens on one event loop in the thread `clipper-mesh`; what waits for the store is run by a few threads more.
+Queries never come here: they wait in a lane, and routing.py tells of the first. Facts come in from mirrors of the
+registry, from the engine (which replicas came and went), from hosts and from the other nodes.
+"""
+
+import asyncio
+import functools
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from clipper.errors import ClipperError, ShuttingDown
+from clipper.mesh import claims
+from clipper.mesh.channel import Failed, Message
+from clipper.mesh.draining import Draining
+from clipper.mesh.hosts import START_S, Host, host_command
+from clipper.mesh.instance import LocalModels
+from clipper.mesh.managing import Managing
+from clipper.mesh.peers import Peers
+from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.routing import MESH_VERSION, Alias, Route, Routes, core_record
+from clipper.mesh.supply import Notes, Supply
+from clipper.mesh.tending import Tending
+from clipper.mesh.usage import Uses
+from clipper.serving.containers import Replica, Seat
+from clipper.serving.processor import Question
+from clipper.settings.mesh import MeshSettings
+from clipper.store import Change, Store
+from clipper.types import VERSION, Batching, Model, VersionedModel
+
+STORE_THREADS: Final = 4
+RETRY_S: Final = 0.2
+LOOK_S: Final = 0.05  # until a row that was on its way is in its lane
+WIDEN_MS: Final = 60_000  # a route that was used so lately is served by new copies at once
+_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Ground(Protocol):
+    """What a node stands on: its server. Threads: any."""
+
+    @property
+    def address(self) -> str:
+        """Where replicas dial in."""
+        ...
+
+    @property
+    def token(self) -> str: ...
+
+    @property
+    def batching(self) -> Batching: ...
+
+    def question(self, record: Model, why: Callable[[], str]) -> Question:
+        """A question to this model alone, with a core model of its own that no list shows. why: it has no replica."""
+        ...
+
+    def replicas(self, id: VersionedModel) -> Sequence[Replica]: ...
+
+    def close(self, question: Question, seconds: float) -> None:
+        """No replica of its model comes for so long: its queries need not wait."""
+        ...
+
+    def is_taken(self, name: str) -> bool:
+        """By a model or an application of the catalog."""
+        ...
+
+
+class Mesh(Tending, Managing, Draining):
+    """A node of the mesh, as `server.mesh`: see clipper.mesh.facade. Threads: any; but one of its own may not wait for it."""
+
+    def __init__(
+        self, settings: MeshSettings, store: Store, ground: Ground, folder: Path, *, hosts: "MakeHosts | None" = None
+    ) -> None:
+        self.settings, self.ground, self._folder = settings, ground, folder
+        self._store = store
+        self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._make_hosts = hosts or _hosts
+        self.routes = Routes(ground.question, self._core_record, self._missed, ground.batching)
+        self.notes = Notes()
+        self.uses = Uses()
+        self._pool = ThreadPoolExecutor(STORE_THREADS, "clipper-mesh-store")
+        self._thread = threading.Thread(target=self._run, name="clipper-mesh", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._begun = threading.Event()
+        self._watchers = set()
+        self._stopping = False
+        self._closed = False
+        self.started_ms = now_ms()
+
+    # -- life
+
+    def start(self) -> "Mesh":
+        """Enter the mesh. Returns when models can be loaded here, or when the store or the hosts are away: that is tried on."""
+        self._thread.start()
+        together = threading.Barrier(STORE_THREADS)
+        for _ in range(STORE_THREADS):
+            self._pool.submit(together.wait)  # so that they are all there
+        self._do(self._begin())
+        return self
+
+    def close(self) -> None:
+        """Leave it. Idempotent."""
+        if self._closed:
+            return
+        self._closed = self._stopping = True
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if self._begun.is_set():
+            self.registry.close()
+        self._pool.shutdown()
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    @property
+    def instance(self) -> str:
+        return self._id
+
+    async def _begin(self) -> None:
+        self.registry = await self.run_away(Registry, self._store, self.settings)
+        self.number = await self.run_away(self.registry.number)
+        token = await self.run_away(self.registry.token)
+        self.hosts = self._make_hosts(self)
+        self.peers = Peers(self._id, self.settings.peers, token, self._folder, self._answer, self._peer_address)
+        self.local = LocalModels(
+            self._id, self.number, self.registry, self.settings, self.hosts, 0, self.run_away, self.notes.note
+        )
+        self.supply = Supply(
+            self.local, self.peers, self.registry, self.settings, self.here, lambda: (self.ground.address, self.ground.token),
+            self._close_route, self.notes,
+        )  # fmt: skip
+        await self.peers.open()
+        for host in self.hosts:
+            await host.start()
+        await self._until_ready()
+        await self._enter()
+        self._tell_of_changes()
+        for vmodel in self.registry.vmodels.values():
+            self.routes.alias(vmodel.id, alias_of(vmodel))
+        self._begun.set()
+        self._start_tending()
+
+    def _tell_of_changes(self) -> None:
+        registry = self.registry
+        registry.models.on_change(lambda changes: self._tell(self._models_changed, changes))
+        registry.vmodels.on_change(lambda changes: self._tell(self._vmodels_changed, changes))
+        registry.instances.on_change(lambda changes: self._tell(self._instances_changed, changes))
+        registry.models.on_change(lambda changes: self._tell_watchers("model", changes))
+        registry.vmodels.on_change(lambda changes: self._tell_watchers("vmodel", changes))
+        registry.instances.on_change(lambda changes: self._tell_watchers("instance", changes))
+
+    async def _until_ready(self) -> None:
+        try:
+            async with asyncio.timeout(START_S):
+                for host in self.hosts:
+                    await host.is_ready.wait()
+        except TimeoutError:
+            _log.error("no model host of %s is ready after %g s; it is tried on", self._id, START_S)
+        self._set_capacity()
+
+    def _set_capacity(self) -> None:
+        said = sum(host.status.capacity_bytes for host in self.hosts)
+        self.local.residents.capacity_bytes = self.settings.capacity_mib << 20 or said
+
+    async def _enter(self) -> None:
+        """Be an instance. What an earlier life of the same name had claimed is not there any more."""
+        if self.settings.name:
+            mine = [model.id for model in self.registry.models.values() if self._id in model.copies]
+            for id in mine:
+                await self.run_away(self.registry.change, id, lambda model: claims.without(model, self._id))
+        await self.run_away(self.registry.enter, self.here())
+        await self._stand()
+
+    async def _end(self) -> None:
+        if not self._begun.is_set():
+            return
+        self._stop_tending()
+        await self.local.stop()
+        await asyncio.gather(*(host.stop() for host in self.hosts))
+        self.peers.close()
+        await self._resign()
+        await self.run_away(self.registry.leave)
+        await asyncio.sleep(0)
+
+    # -- from thread to thread
+
+    def _do(self, work: Any) -> Any:
+        """Run a coroutine on the mesh's loop, and wait for it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("the mesh's own thread cannot wait for it")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _tell(self, what: Callable[..., object], *args: Any) -> None:
+        """Have it done on the mesh's loop, by and by."""
+        try:
+            self._loop.call_soon_threadsafe(what, *args)
+        except RuntimeError:  # the loop is closed: so is the mesh
+            if not self._stopping:
+                raise
+
+    async def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+        """Call what waits for the store, on another thread."""
+        return await self._loop.run_in_executor(self._pool, functools.partial(function, *args, **keywords))
+
+    def _check_open(self) -> None:
+        if self._stopping or not self._begun.is_set():
+            raise ShuttingDown("this node is not in the mesh.", hint="Start another with clipper.start(mesh=True).")
+
+    # -- queries
+
+    def question(self, name: str) -> Question | None:
+        """For a query that is about to be asked; None: the mesh knows no such name. At most 10 us when it was asked before."""
+        return self.routes.question(name)
+
+    def _core_record(self, id: str, strong: bool) -> Model | None:
+        if not self._begun.is_set():
+            return None
+        record: MeshModel | None = self.registry.models.get(id)
+        if record is None and strong and self.registry.models.stale_s < 1.0:
+            record = self.registry.read(id)
+            if record is None and (vmodel := self.registry.read_vmodel(id)) is not None:
+                self.routes.alias(id, alias_of(vmodel))
+        return None if record is None else core_record(id, record.input, record.output)
+
+    def _missed(self, route: Route) -> None:
+        self._tell(self.supply.miss, route)
+
+    def _close_route(self, route: Route, seconds: float) -> None:
+        self.ground.close(route.question, seconds)
+        self._loop.call_later(seconds, self.supply.reopen, route)
+
+    # -- replicas
+
+    def seat(self, name: str, version: int) -> Seat | None:
+        """Where a copy that dials in is served; None: it is not of the mesh."""
+        return self.routes.seat(name, version)
+
+    def came_or_went(self, id: VersionedModel) -> bool:
+        """Replicas of it have. False: it is not of the mesh."""
+        if id.version != MESH_VERSION or self.routes.get(id.name) is None:
+            return False
+        self._tell(self._count_replicas, id)
+        return True
+
+    def _count_replicas(self, id: VersionedModel) -> None:
+        route = self.routes.came_or_went(id.name, {replica.hello.replica for replica in self.ground.replicas(id)})
+        if route is None or self._stopping:
+            return
+        if route.served:
+            self.supply.came(route)
+        else:
+            self._look_after(route)
+            self._loop.call_later(LOOK_S, self._look_after, route)
+
+    def _look_after(self, route: Route) -> None:
+        """Its last replica has gone: rows that were sent to it, or came just then, wait for another."""
+        if not route.served and not route.told and route.core.waiting and not self._stopping:
+            route.told = True
+            self.supply.miss(route)
+
+    def _host_ready(self, host: Host) -> None:
+        _log.info("the model host %s is ready (pid %d): %s", host.name, host.pid, ", ".join(host.types))
+
+    def _host_lost(self, host: Host) -> None:
+        """Its models are loaded again where they were: the claims stand, and those who wait are served as soon as it can."""
+        if not self._stopping:
+            for id, held in self.local.host_lost(host):
+                resident = self.local.residents.get(id)
+                self.local.spawn(self._load_again(host, id, resident.used_ms if resident else 0, held.lent))
+
+    async def _load_again(self, host: Host, id: str, used_ms: int, lent: dict[str, str]) -> None:
+        await host.is_ready.wait()
+        self.local.load_again(id, used_ms)
+        try:
+            await self.local.load(id, used_ms, waiting=bool(lent))
+            for address, token in lent.items():
+                await self.local.lend(id, address, token)
+        except Failed as failure:
+            _log.warning("model %r is not loaded again: %s", id, failure.why)
+
+    def _host_left(self, model: str, address: str, why: str) -> None:
+        self.local.left(model, address)
+
+    # -- other nodes
+
+    def _peer_address(self, instance: str) -> str:
+        found: Instance | None = self.registry.instances.get(instance)
+        return found.peers if found else ""
+
+    async def _answer(self, verb: str, message: Message) -> Message:
+        """What another node asks."""
+        id = str(message.get("model", ""))
+        used_ms, copies = int(message.get("used_ms", 0)), int(message.get("copies", 1))
+        if verb == "lend":
+            if message.get("load") or self.local.is_loading(id):
+                await self.local.load(id, used_ms or now_ms(), waiting=True, copies=copies)
+            await self.local.lend(id, str(message["address"]), str(message["token"]))
+            return {}
+        if verb == "load":
+            await self.local.load(id, used_ms, waiting=bool(message.get("waiting")), copies=copies)
+            return {}
+        if verb == "unlend":
+            await self.local.unlend(id, str(message["address"]))
+            return {}
+        if verb == "digest":
+            self.hear_digest(message)
+            return {}
+        if verb == "explain":
+            return {"history": [msgspec.to_builtins(one) for one in self.notes.of(id)]}
+        raise Failed(f"no verb {verb!r}", "none")
+
+    # -- the registry has changed
+
+    def _models_changed(self, changes: Sequence[Change[MeshModel]]) -> None:
+        for change in changes:
+            id = change.key
+            route = self.routes.get(id)
+            if route is None and id not in self.local.held:
+                self.routes.is_known(id)
+                continue
+            record = change.after
+            if record is None:
+                if change.new is None:
+                    self.routes.forget(id)
+                    self.local.spawn(self.local.drop(id, "it was unregistered"))
+                continue
+            if id in self.local.held:
+                self._check_mine(record)
+            if route is not None and route.served and now_ms() - route.used_ms < WIDEN_MS:
+                self._widen(route, record)
+
+    def _check_mine(self, record: MeshModel) -> None:
+        held = self.local.held[record.id]
+        if self._id not in record.copies and not self.registry.is_fenced:
+            self.local.spawn(self._reclaim(record.id))
+        if held.record.policy != record.policy:
+            self.local.residents.pin(record.id, record.policy.pinned)
+        held.record = record
+
+    def _widen(self, route: Route, record: MeshModel) -> None:
+        lenders = {i.id for i in self.instances() if i.number in route.lenders}
+        if set(record.loaded) - lenders:
+            self.local.spawn(self.supply.widen(route, record, lenders))
+
+    def _vmodels_changed(self, changes: Sequence[Change[VModel]]) -> None:
+        for change in changes:
+            vmodel = change.after
+            self.routes.alias(change.key, None if vmodel is None else alias_of(vmodel))
+        self.vmodels_moved()
+
+    def _instances_changed(self, changes: Sequence[Change[Instance]]) -> None:
+        for change in changes:
+            if change.new is None and change.key != self._id:
+                self.peers.forget(change.key)
+                gone = change.before
+                if gone is not None:
+                    _log.info("instance %s is gone", change.key)
+
+    async def _reclaim(self, id: str) -> None:
+        """Others took this node for dead, and its copy with it: it counts again, unless there are copies enough by now."""
+        resident = self.local.residents.get(id)
+        if id not in self.local.held or resident is None:
+            return
+        alive, size, me = self.registry.alive(), resident.size_bytes, self._id
+
+        def step(model: MeshModel) -> MeshModel | claims.Refused:
+            copies = max(1, model.policy.copies_min)
+            found = claims.claimed(model, me, now_ms(), alive=alive, copies=copies, settings=self.settings, size_bytes=size)
+            return found if isinstance(found, claims.Refused) else claims.completed(found, me, now_ms(), size_bytes=size)
+
+        try:
+            found = await self.run_away(self.registry.change, id, step)
+        except ClipperError:
+            return
+        if isinstance(found, claims.Refused) and id in self.local.held and not found.final:
+            await self.local.drop(id, f"its claim was gone: {found.why}")
+
+    # -- this node's record
+
+    def here(self) -> Instance:
+        settings, local = self.settings, self.local
+        return Instance(
+            self._id,
+            self.number,
+            advertised(self.peers.address, settings.advertise),
+            advertised(self.ground.address, settings.advertise),
+            host=socket.gethostname(),
+            labels=settings.labels,
+            types=local.types,
+            zone=settings.zone,
+            version=VERSION,
+            started_ms=self.started_ms,
+            capacity_bytes=local.residents.capacity_bytes,
+            used_bytes=local.residents.used_bytes,
+            models=len(local.residents),
+            lru_ms=local.residents.lru_ms(now_ms()),
+            loading=local.loading,
+            queued=len(local.queue),
+            loading_max=local.loading_max,
+            rate=self.rate,
+            stopping=local.stopping,
+        )
+
+
+MakeHosts = Callable[[Mesh], Sequence[Any]]
+
+
+def _hosts(mesh: Mesh) -> list[Host]:
+    settings = mesh.settings
+    each_mib = settings.capacity_mib // settings.hosts
+
+    def command(name: str) -> Callable[[str], Sequence[str]]:
+        return lambda control: host_command(control, name, each_mib, settings.loading_max, settings.load_s)
+
+    return [
+        Host(f"host-{n}", mesh._folder, command(f"host-{n}"), mesh._host_ready, mesh._host_lost, mesh._host_left)
+        for n in range(settings.hosts)
+    ]
+
+
+def alias_of(vmodel: VModel) -> Alias:
+    return Alias(vmodel.active, vmodel.target if vmodel.share else "", vmodel.share)
+
+
+def advertised(address: str, host: str) -> str:
+    """A TCP address as others reach it."""
+    if not host or not address.startswith("tcp:"):
+        return address
+    return f"tcp:{host}:{address.rpartition(':')[2]}"

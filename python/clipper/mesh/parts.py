@@ -1,0 +1,58 @@
+"""What the parts of a node share: names and types, for those that `Mesh` is put together from."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
+
+from clipper.mesh.facade import MeshEvent
+from clipper.mesh.instance import LocalModels
+from clipper.mesh.peers import Peers
+from clipper.mesh.records import Instance
+from clipper.mesh.registry import Registry
+from clipper.mesh.routing import Routes
+from clipper.mesh.supply import Notes, Supply
+from clipper.settings.mesh import MeshSettings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Parts:
+    settings: MeshSettings
+    registry: Registry
+    local: LocalModels
+    peers: Peers
+    supply: Supply
+    routes: Routes
+    notes: Notes
+    rate: float = 0.0
+    _id: str
+    _stopping: bool
+    _begun: threading.Event
+    ground: Any
+    _watchers: set[Callable[[MeshEvent], None]]
+
+    def _do(self, work: Any) -> Any:
+        raise NotImplementedError
+
+    def _tell(self, what: Callable[..., object], *args: Any) -> None:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def here(self) -> Instance:
+        raise NotImplementedError
+
+    def vmodels_moved(self) -> None:
+        raise NotImplementedError
+
+    def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> Awaitable[T]:
+        raise NotImplementedError
+
+    def instances(self) -> list[Instance]:
+        """Those that live, by id."""
+        found = {instance.id: instance for instance in self.registry.instances.values()}
+        if not self.registry.is_fenced:
+            found[self._id] = self.here()
+        return [found[id] for id in sorted(found)]

@@ -1,0 +1,217 @@
+"""What the mesh knows in common, in the store: changed by transactions on one record, read from mirrors in memory.
+
+Whoever changes a record does so by a pure step from what was read to what is to be (mesh/claims.py), and again if somebody was
+faster: so of two instances that claim a model at once one finds the other's claim. Threads: any; what changes waits for the
+store.
+"""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from typing import Final
+
+from clipper.clock import wall_time_us
+from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
+from clipper.mesh.claims import Refused
+from clipper.mesh.records import INSTANCES, MODELS, VMODELS, Instance, MeshModel, VModel, decode, encode
+from clipper.mesh.vmodels import VChange
+from clipper.settings.mesh import MeshSettings
+from clipper.store import ABSENT, Candidate, Compare, Delete, Lease, Mirror, Put, Store
+from clipper.types import check_name
+
+TOKEN: Final = "mesh/token"
+NUMBER: Final = "mesh/number"
+_TRIES: Final = 1000
+_SAME: Final = ("type", "path", "key", "policy")  # what makes two registrations the same
+_log = logging.getLogger(__name__)
+
+Step = Callable[[MeshModel], MeshModel | Refused]
+Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
+
+
+def now_ms() -> int:
+    return wall_time_us() // 1000
+
+
+class Registry:
+    """`models`, `vmodels`, `instances`: what is known here, by id. A store that is away leaves them as they are."""
+
+    def __init__(self, store: Store, settings: MeshSettings) -> None:
+        self.store, self.settings = store, settings
+        self.models: Mirror[MeshModel] = Mirror(store, MODELS, lambda value: decode(value, MeshModel))
+        self.vmodels: Mirror[VModel] = Mirror(store, VMODELS, lambda value: decode(value, VModel))
+        self.instances: Mirror[Instance] = Mirror(store, INSTANCES, lambda value: decode(value, Instance))
+        self.lease: Lease | None = None
+        self._me = ""
+
+    def close(self) -> None:
+        for mirror in (self.models, self.vmodels, self.instances):
+            mirror.close()
+
+    # -- this node
+
+    def token(self) -> str:
+        """What nodes of one store show each other."""
+        with contextlib.suppress(StoreError):  # StoreConflict: another was first
+            self.store.put_if(TOKEN, secrets.token_urlsafe(24).encode(), ABSENT)
+        found = self.store.get(TOKEN)
+        if found is None:
+            raise StoreError(f"store {self.store.name} does not keep {TOKEN!r}.")
+        return found.value.decode()
+
+    def number(self) -> int:
+        """One that no other node has had."""
+        record = self.store.update(NUMBER, lambda value: str(int(value or b"0") + 1).encode())
+        return int(record.value)
+
+    def enter(self, instance: Instance) -> None:
+        """This node is there, as long as its lease lives."""
+        self._me = instance.id
+        self.lease = self.store.lease(self.settings.lease_s).keeping()
+        self.publish(instance)
+
+    def publish(self, instance: Instance) -> None:
+        """StoreError, LeaseLost."""
+        if self.lease is not None:
+            self.store.put(INSTANCES + instance.id, encode(instance), self.lease.id)
+
+    def leave(self) -> None:
+        if self.lease is not None:
+            with contextlib.suppress(StoreError):
+                self.lease.revoke()
+            self.lease = None
+
+    @property
+    def is_fenced(self) -> bool:
+        """The others may take this node for dead: it claims nothing."""
+        return self.lease is None or not self.lease.alive
+
+    def alive(self) -> Collection[str]:
+        """Ids of the instances that live, as far as is known here; this one among them while it holds its lease."""
+        found = set(self.instances)
+        if self._me and not self.is_fenced:
+            found.add(self._me)
+        return found
+
+    # -- models
+
+    def read(self, id: str) -> MeshModel | None:
+        """As it is in the store; as it was last known, when that is away."""
+        try:
+            record = self.store.get(MODELS + id)
+        except StoreError:
+            found: MeshModel | None = self.models.get(id)
+            return found
+        return None if record is None else decode(record.value, MeshModel)
+
+    def register(self, model: MeshModel) -> MeshModel:
+        """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when there are too many."""
+        check_name(model.id, "model")
+        for _ in range(_TRIES):
+            record = self.store.get(MODELS + model.id)
+            if record is not None:
+                return _same(decode(record.value, MeshModel), model)
+            if len(self.models) >= self.settings.models_max:
+                hint = "Raise mesh.models_max, or unregister some."
+                raise Overloaded(f"{len(self.models)} models are registered, as many as there may be.", hint=hint)
+            free = (Compare(MODELS + model.id, ABSENT), Compare(VMODELS + model.id, ABSENT))
+            if self.store.txn(free, (Put(MODELS + model.id, encode(model)),)).ok:
+                return model
+            if self.store.get(VMODELS + model.id) is not None:
+                raise AlreadyExists(f"{model.id!r} is a v-model.", hint="Choose another id.")
+        raise _contended(model.id)
+
+    def unregister(self, id: str) -> bool:
+        """Whether there was one. StillLinked while a v-model names it."""
+        for _ in range(_TRIES):
+            record = self.store.get(MODELS + id)
+            if record is None:
+                return False
+            if decode(record.value, MeshModel).refs:
+                names = sorted(v.id for v in self.vmodels.values() if id in (v.active, v.target))
+                which = ", ".join(names[:5]) or "a v-model"
+                raise StillLinked(f"model {id!r} is what {which} stands for.", hint="Delete that, or let it stand for another.")
+            if self.store.txn((Compare(MODELS + id, record.revision),), (Delete(MODELS + id),)).ok:
+                return True
+        raise _contended(id)
+
+    def change(self, id: str, step: Step) -> MeshModel | Refused:
+        """`step`, until it was written as the record was when it decided. UnknownModel."""
+        known = self.models.record(id)
+        for _ in range(_TRIES):
+            if known is None:
+                known = self.store.get(MODELS + id)
+            if known is None:
+                raise UnknownModel(f"no model {id!r} is registered.")
+            before = decode(known.value, MeshModel)
+            after = step(before)
+            if isinstance(after, Refused) and not _is_newest(self.store, known.key, known.revision):
+                known = None
+                continue
+            if isinstance(after, Refused) or after is before:
+                return after
+            if self.store.txn((Compare(known.key, known.revision),), (Put(known.key, encode(after)),)).ok:
+                return after
+            known = None
+        raise _contended(id)
+
+    # -- v-models: a record, and the references of the models that it names, in one transaction
+
+    def read_vmodel(self, id: str) -> VModel | None:
+        """As `read`."""
+        try:
+            record = self.store.get(VMODELS + id)
+        except StoreError:
+            found: VModel | None = self.vmodels.get(id)
+            return found
+        return None if record is None else decode(record.value, VModel)
+
+    def change_vmodel(self, id: str, decide: Decide, leader: Candidate | None = None) -> VModel | None:
+        """What `decide` makes of it, if all that it has read is as it was; leader: and this one still stands for election.
+        AlreadyExists for the id of a model."""
+        for _ in range(_TRIES):
+            seen = {MODELS + id: ABSENT}
+            found = self.store.get(VMODELS + id)
+            seen[VMODELS + id] = found.revision if found else ABSENT
+            before = decode(found.value, VModel) if found else None
+            if before is None and self.store.get(MODELS + id) is not None:
+                raise AlreadyExists(f"{id!r} is a model.", hint="Choose another name for the v-model.")
+            change = decide(before, lambda model, seen=seen: self._seen(model, seen))  # type: ignore[misc]
+            ops = self._ops(id, before, change)
+            guards = [leader.guard] if leader is not None else []
+            if not ops or self.store.txn([*guards, *(Compare(key, at) for key, at in seen.items())], ops).ok:
+                return change.vmodel
+        raise _contended(id)
+
+    def _seen(self, model: str, seen: dict[str, int]) -> MeshModel | None:
+        record = self.store.get(MODELS + model)
+        seen[MODELS + model] = record.revision if record else ABSENT
+        return decode(record.value, MeshModel) if record else None
+
+    def _ops(self, id: str, before: VModel | None, change: VChange) -> list[Put | Delete]:
+        ops: list[Put | Delete] = [Put(MODELS + model.id, encode(model)) for model in change.models]
+        ops += [Delete(MODELS + model) for model in change.deleted]
+        if change.vmodel is not None and change.vmodel != before:
+            ops.append(Put(VMODELS + id, encode(change.vmodel)))
+        elif change.vmodel is None and before is not None:
+            ops.append(Delete(VMODELS + id))
+        return ops
+
+
+def _is_newest(store: Store, key: str, revision: int) -> bool:
+    found = store.get(key)
+    return found is not None and found.revision == revision
+
+
+def _same(known: MeshModel, asked: MeshModel) -> MeshModel:
+    differs = [name for name in _SAME if getattr(known, name) != getattr(asked, name)]
+    if differs:
+        said = ", ".join(f"{name} {getattr(known, name)!r}, not {getattr(asked, name)!r}" for name in differs)
+        hint = "Register it under another id, or unregister this one first."
+        raise AlreadyExists(f"model {known.id!r} is registered with {said}."[:1000], hint=hint)
+    return known
+
+
+def _contended(id: str) -> StoreError:
+    return StoreError(f"the record of {id!r} was changed by others {_TRIES} times in a row.", hint="Try again later.")

@@ -1,0 +1,245 @@
+"""Queries on their way into the mesh: from a name to the core model whose lane they wait in.
+
+A meshed model has a core model, made when it is first asked here, with a lane as any model's; its replicas are the copies that
+serve this node. While there is none a query waits in the lane, and the mesh's thread is told once. So a query costs a look into
+a dict and three stores; nothing here waits, and a hit takes no lock. Threads: any, but for what says otherwise.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from clipper.clock import wall_time_us
+from clipper.errors import InvalidInput
+from clipper.serving.containers import Seat
+from clipper.serving.ear import Future
+from clipper.serving.processor import Question
+from clipper.types import Batching, InputType, Model
+
+MESH_VERSION: Final = 1  # of every meshed model, where versions are asked for
+ANY: Final = InputType.parse("any")
+ABSENT_MAX: Final = 4096  # names that were asked and do not exist, remembered
+ABSENT_S: Final = 0.25
+Make = Callable[[Model, Callable[[], str]], Question]
+
+
+class Alias(msgspec.Struct, frozen=True):
+    """What a v-model stands for. share: of its queries that ask `other`."""
+
+    model: str
+    other: str = ""
+    share: float = 0.0
+
+
+class Route:
+    """One model as this node asks it. used_ms: last use, wall clock.  asked: queries since they were last counted.
+    served: a replica is attached.  told: the mesh's thread knows that there is none.  lenders: numbers of the instances whose
+    copies serve it.  why: it is not served."""
+
+    __slots__ = ("asked", "core", "id", "lenders", "question", "record", "served", "told", "touched", "used_ms", "why")
+
+    def __init__(self, record: Model, make: "Make", touched: "Touched") -> None:
+        self.id, self.record, self.touched = record.name, record, touched
+        self.why = ""
+        self.used_ms = 0
+        self.asked = 0
+        self.lenders: frozenset[int] = frozenset()
+        self.served = self.told = False
+        self.question = make(record, self.reason)
+        self.core: Any = self.question.cores[record.id]
+
+    def reason(self) -> str:
+        """Why a query was not answered; empty when it is not that nobody serves it."""
+        return "" if self.served else self.why or "it was not loaded by the deadline"
+
+    def touch(self) -> None:
+        """A query comes."""
+        self.used_ms = wall_time_us() // 1000
+        if not self.asked:
+            self.touched.routes.append(self)
+        self.asked += 1
+        if not self.served and not self.told:
+            self.told = True
+            self.touched.missed(self)
+
+
+class Touched:
+    """Routes that were asked since they were last taken. missed: told of a query that nobody serves here yet."""
+
+    def __init__(self, missed: Callable[[Route], None]) -> None:
+        self.routes: list[Route] = []
+        self.missed = missed
+
+    def take(self) -> Iterator[tuple[Route, int]]:
+        """Each with the number of its queries since. One thread only."""
+        routes, self.routes = self.routes, []
+        for route in routes:
+            asked, route.asked = route.asked, 0
+            if asked:
+                yield route, asked
+
+
+class MeshedModel:
+    """A model of the mesh by itself, as a `Model` of the catalog is: `server.model("m1")`. Every call loads it where it is not.
+    Threads: any."""
+
+    __slots__ = ("_route", "name")
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self.name = route.id
+
+    def predict(self, x: Any, slo_ms: float | None = None, salt: int = 0) -> Future:
+        """-> the Future of its output. slo_ms: a second when not given. Raises InvalidInput, Overloaded."""
+        self._route.touch()
+        future: Future = self._route.core.predict(x, slo_ms, salt)
+        return future
+
+    def predict_many(self, rows: Any, slo_ms: float = 60_000, salt: int = 0) -> Future:
+        """-> the Future of the outputs of an array, or a list, of inputs."""
+        self._route.touch()
+        future: Future = self._route.core.predict_many(rows, slo_ms, salt)
+        return future
+
+    def put(self, x: Any, output: Any, salt: int = 0) -> None:
+        """What the cache says of an input from now on."""
+        self._route.core.put(x, output, salt)
+
+    def cached(self, x: Any, salt: int = 0) -> tuple[bool, Any]:
+        """Whether the cache has it, and what."""
+        found: tuple[bool, Any] = self._route.core.cached(x, salt)
+        return found
+
+
+class Routes:
+    """make: (record, why it is not served) -> the question of a model, with its core.  find_record: an id's, None when there is
+    none, asked of the store itself when `strong`.  missed: see Touched."""
+
+    def __init__(
+        self,
+        make: "Make",
+        find_record: Callable[[str, bool], Model | None],
+        missed: Callable[[Route], None],
+        batching: Batching,
+        rng: Random | None = None,
+    ) -> None:
+        self._make, self._find_record, self._batching = make, find_record, batching
+        self._uniform = (rng or Random()).random
+        self._routes: dict[str, Route] = {}
+        self._aliases: dict[str, Alias] = {}
+        self._absent: dict[str, float] = {}
+        self._guard = threading.Lock()
+        self.touched = Touched(missed)
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(tuple(self._routes.values()))
+
+    def get(self, id: str) -> Route | None:
+        """Of a model that has been asked here; nothing is made, and nothing counted."""
+        return self._routes.get(id)
+
+    def question(self, name: str) -> Question | None:
+        """Of a model or v-model, for a query that is about to be asked; None when the mesh has none of this name."""
+        route = self.route(name)
+        if route is None:
+            return None
+        route.touch()
+        return route.question
+
+    def route(self, name: str) -> Route | None:
+        route = self._routes.get(name)
+        if route is not None:
+            return route
+        alias = self._aliases.get(name)
+        if alias is not None:
+            return self._of_alias(alias)
+        return self._first(name)
+
+    def _of_alias(self, alias: Alias) -> Route | None:
+        id = alias.other if alias.share and self._uniform() < alias.share else alias.model
+        return self._routes.get(id) or self._first(id)
+
+    def _first(self, name: str) -> Route | None:
+        """It is asked for the first time."""
+        record = self._find_record(name, False)
+        if record is None:
+            known_s = self._absent.get(name)
+            if known_s is not None and time.monotonic() - known_s < ABSENT_S:
+                return None
+            record = self._find_record(name, True)
+            if record is None:
+                if len(self._absent) >= ABSENT_MAX:
+                    self._absent.clear()
+                self._absent[name] = time.monotonic()
+                alias = self._aliases.get(name)
+                return None if alias is None else self._of_alias(alias)
+        return self.add(record)
+
+    def add(self, record: Model) -> Route:
+        """The route of a model; made when there is none."""
+        with self._guard:
+            route = self._routes.get(record.name)
+            if route is None:
+                route = self._routes[record.name] = Route(record, self._make, self.touched)
+            return route
+
+    def forget(self, id: str) -> Route | None:
+        """It is registered no more. Its lane stays with the engine; nothing new comes into it."""
+        with self._guard:
+            return self._routes.pop(id, None)
+
+    def alias(self, name: str, alias: Alias | None) -> None:
+        """What a v-model stands for from now on; None: it is gone."""
+        if alias is None:
+            self._aliases.pop(name, None)
+        else:
+            self._aliases[name] = alias
+            self._absent.pop(name, None)
+
+    def is_known(self, name: str) -> None:
+        """It exists, whatever was found when it was last asked."""
+        self._absent.pop(name, None)
+
+    def aliases(self) -> dict[str, Alias]:
+        return self._aliases
+
+    # -- replicas, as those who have dialled in
+
+    def seat(self, name: str, version: int) -> Seat | None:
+        """Where a copy of a meshed model is served here; None: it is none of the mesh's. Its types are not compared: hosts
+        convert rows to what their model takes."""
+        if version != MESH_VERSION:
+            return None
+        route = self._routes.get(name)
+        if route is None:
+            record = self._find_record(name, False)
+            if record is None:
+                return None
+            route = self.add(record)
+        return Seat(route.core, ANY, ANY, self._batching)
+
+    def came_or_went(self, name: str, lenders: Iterable[int]) -> Route | None:
+        """These serve it now. -> its route, if it has one."""
+        route = self._routes.get(name)
+        if route is not None:
+            route.lenders = frozenset(lenders)
+            route.served = bool(route.lenders)
+            if not route.served:
+                route.told = False
+        return route
+
+
+def core_record(id: str, input: str, output: str) -> Model:
+    """What the engine is told of a meshed model."""
+    try:
+        InputType.parse(output)
+        return Model(id, MESH_VERSION, InputType.parse(input), output, replicas=0)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None

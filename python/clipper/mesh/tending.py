@@ -1,0 +1,119 @@
+"""What a node does again and again: tell the others how it is and what was used, and look whether all is as it should be."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from clipper.errors import ClipperError, StoreError
+from clipper.mesh import upkeep
+from clipper.mesh.channel import Message
+from clipper.mesh.leading import Leading
+from clipper.mesh.records import Instance
+from clipper.mesh.registry import now_ms
+
+DIGEST_S: Final = 1.0
+DIGEST_MODELS: Final = 5000  # in one message
+_log = logging.getLogger(__name__)
+
+
+class Tending(Leading):
+    _tending: list["asyncio.Task[None]"]
+    _published: tuple[Instance, int]
+
+    def _start_tending(self) -> None:
+        settings = self.settings
+        self._published = self.here(), now_ms()
+        every: list[tuple[float, Callable[[], Awaitable[None]]]] = [
+            (min(DIGEST_S, settings.rate_s), self._count_uses),
+            (min(0.25, settings.publish_s, settings.lease_s / 8), self._keep_record),
+            (settings.rate_s, self._look_at_rates),
+            (settings.janitor_s, self._clean),
+            (settings.reaper_s, self._reap),
+        ]
+        loop = asyncio.get_running_loop()
+        self._tending = [loop.create_task(self._again(each_s, what)) for each_s, what in every]
+
+    def _stop_tending(self) -> None:
+        for task in self._tending:
+            task.cancel()
+
+    async def _again(self, each_s: float, what: Callable[[], Awaitable[None]]) -> None:
+        while not self._stopping:
+            await asyncio.sleep(each_s)
+            try:
+                await what()
+            except ClipperError as error:
+                _log.info("the mesh: %s", error)
+            except Exception:
+                _log.exception("the mesh's %s failed", what.__name__)
+
+    # -- use
+
+    async def _count_uses(self) -> None:
+        """Queries that came in here since: to those whose copies answered them."""
+        digests: dict[int, list[list[Any]]] = defaultdict(list)
+        for route, asked in self.routes.touched.take():
+            lenders = route.lenders
+            for number in lenders:
+                digests[number].append([route.id, route.used_ms, max(1, asked // len(lenders))])
+        by_number = {instance.number: instance.id for instance in self.instances()}
+        for number, used in digests.items():
+            id = by_number.get(number)
+            if id == self._id:
+                self._used(used)
+            elif id is not None:
+                for at in range(0, len(used), DIGEST_MODELS):
+                    await self.peers.tell(id, event="digest", used=used[at : at + DIGEST_MODELS])
+
+    def hear_digest(self, message: Message) -> None:
+        self._used(message.get("used", ()))
+
+    def _used(self, used: Any) -> None:
+        for id, used_ms, count in used:
+            at_ms = min(int(used_ms), now_ms())
+            self.local.residents.touch(str(id), at_ms, int(count))
+            self.uses.note(str(id), at_ms, int(count))
+
+    # -- this node's record and lease
+
+    async def _keep_record(self) -> None:
+        if self._stopping:
+            return
+        if self.registry.is_fenced:
+            await self._enter_again()
+            return
+        here = self.here()
+        told, told_ms = self._published
+        if upkeep.worth_publishing(told, here, told_ms, now_ms(), self.settings):
+            await self.run_away(self.registry.publish, here)
+            self._published = here, now_ms()
+
+    async def _enter_again(self) -> None:
+        """The lease was lost: the others think this node dead. With a new one, what is held here is claimed again."""
+        try:
+            await self._resign()
+            await self.run_away(self.registry.enter, self.here())
+            await self._stand()
+        except StoreError:
+            return
+        self._published = self.here(), now_ms()
+        _log.warning("instance %s had lost its lease, and is in the mesh again", self._id)
+        for id in tuple(self.local.held):
+            await self._reclaim(id)
+
+    # -- looking in
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges of this node: never a row a model."""
+        local, here = self.local, self.here()
+        return {
+            "instance": self._id, "instances": len(self.registry.instances), "models_registered": len(self.registry.models),
+            "vmodels": len(self.registry.vmodels), "models_loaded": here.models, "models_asked": len(self.routes),
+            "capacity_bytes": here.capacity_bytes, "used_bytes": here.used_bytes, "lru_ms": here.lru_ms,
+            "loading": here.loading, "queued": here.queued, "misses": self.supply.misses, "loads": local.counts["loads"],
+            "load_failures": local.counts["failures"], "evictions": local.counts["evictions"],
+            "refusals": local.counts["refusals"], "stale_s": self.registry.models.stale_s, "fenced": self.registry.is_fenced,
+            "stopping": here.stopping,
+        }  # fmt: skip

@@ -1,0 +1,269 @@
+"""The mesh on one node: registered, loaded when asked, evicted, failed, lost and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import AlreadyExists, InvalidInput, NotAllowed, StillLinked, UnknownModel
+from clipper.testing import wait_until
+
+MODELS = """
+import os, pathlib, time
+
+def double(rows):
+    return rows * 2
+
+def slow_to_import(rows):
+    return rows
+
+def pid(rows):
+    return [os.getpid()] * len(rows)
+
+def breaks(rows):
+    raise ValueError("no")
+"""
+QUICK = {"name": "", "publish_s": 0.05, "rate_s": 0.1, "failure_s": 0.5, "tries": 1, "drain_s": 2.0}
+ROW = np.arange(3.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("models")
+    (place / "models.py").write_text(MODELS)
+    return place
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    with clipper.start(mesh={"enabled": True, **QUICK}, drain_s=1.0) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def counter() -> Iterator[int]:
+    return iter(range(1, 1_000_000))
+
+
+@pytest.fixture
+def register(server: clipper.ClipperServer, folder: Path, counter: Iterator[int]) -> Iterator[Callable[..., str]]:
+    """Registers a function of models.py under a new id, and takes it away after the test."""
+    made: list[str] = []
+
+    def do(function: str = "double", **settings: Any) -> str:
+        id = f"meshed{next(counter)}"
+        server.register_model(id, f"models.py:{function}", key=str(folder), **settings)
+        made.append(id)
+        return id
+
+    yield do
+    for id in made:
+        server.mesh.unregister(id)
+    wait_until(lambda: not set(made) & set(server.mesh.local.held))
+
+
+def ask(server: clipper.ClipperServer, id: str, row: Any = ROW, slo_ms: float = 20_000) -> Any:
+    answer = server.predict(id, row, slo_ms=slo_ms).result(30)
+    assert not answer.is_default, answer.reason
+    return answer.output
+
+
+def test_a_model_is_loaded_when_it_is_asked(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    assert server.mesh.status(id).status == "NOT_LOADED"
+    assert ask(server, id).tolist() == [0.0, 2.0, 4.0]
+    status = server.mesh.status(id)
+    assert status.status == "LOADED"
+    assert [copy.instance for copy in status.copies] == [server.mesh.instance]
+    assert status.info is not None
+    assert status.info.size_bytes > 0
+    assert ask(server, id, ROW + 1).tolist() == [2.0, 4.0, 6.0]
+    assert f"{id}:1" not in server.stats()["models"]
+
+
+def test_many_at_once_make_one_load(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    loads = server.mesh.stats()["loads"]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: ask(server, id, ROW + n)[0], range(200)))
+    assert answers == [2.0 * n for n in range(200)]
+    assert server.mesh.stats()["loads"] == loads + 1
+
+
+def test_the_handle_of_a_model_loads_it_too(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    model = server.model(id)
+    assert model.predict(ROW, slo_ms=20_000).result(30).tolist() == [0.0, 2.0, 4.0]
+    assert model.predict_many(np.stack([ROW, ROW + 1])).result(30)[1].tolist() == [2.0, 4.0, 6.0]
+    assert model.cached(ROW)[0]
+
+
+def test_over_http(folder: Path) -> None:
+    tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
+    body = {"inputs": [tensor], "parameters": {"timeout": 20_000_000}}
+    with clipper.start(mesh={"enabled": True, **QUICK}, http="127.0.0.1:0") as server:
+        server.register_model("m1", "models.py:double", key=str(folder), input="f64[3]")
+        url = f"http://{server.http_address}/v2/models/m1"
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/infer", json.dumps(body).encode())) as response:
+            assert json.load(response)["outputs"][0]["data"] == [2.0, 4.0, 6.0]
+        with urllib.request.urlopen(f"{url}/ready") as response:
+            assert response.status == 200
+
+
+def test_the_same_again_is_no_error_and_another_is(
+    server: clipper.ClipperServer, register: Callable[..., str], folder: Path
+) -> None:
+    id = register()
+    server.register_model(id, "models.py:double", key=str(folder))
+    with pytest.raises(AlreadyExists, match="path"):
+        server.register_model(id, "models.py:pid", key=str(folder))
+
+
+def test_names_of_the_catalog_are_taken(server: clipper.ClipperServer) -> None:
+    server.deploy("in_catalog", lambda xs: xs, input="f64[2]", replicas=0)
+    with pytest.raises(AlreadyExists, match="catalog"):
+        server.register_model("in_catalog", "models.py:double")
+    with pytest.raises(InvalidInput, match="ending"):
+        server.register_model("what", "models/thing")
+
+
+def test_unregistered_is_unknown_and_its_memory_is_freed(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    ask(server, id)
+    server.mesh.unregister(id)
+    server.mesh.unregister(id)
+    wait_until(lambda: id not in server.mesh.local.held and server.mesh.routes.get(id) is None)
+    with pytest.raises(UnknownModel):
+        server.predict(id, ROW)
+    assert server.mesh.status(id).status == "NOT_FOUND"
+
+
+def test_a_broken_artifact_is_told_and_tried_again(
+    server: clipper.ClipperServer, register: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "late.py"
+    path.write_text("def f(")
+    server.register_model("broken", f"{path.name}:f", "python", str(tmp_path))
+    try:
+        answer = server.predict("broken", ROW, slo_ms=300).result(30)
+        assert answer.is_default
+        assert "late.py" in answer.reason
+        refused = server.predict("broken", ROW, slo_ms=300).result(30)
+        assert refused.is_default
+        assert "late.py" in refused.reason
+        status = server.mesh.status("broken")
+        assert status.status == "LOADING_FAILED"
+        assert "late.py" in status.errors[0]
+        path.write_text("def f(rows):\n    return rows + 1\n")
+        wait_until(lambda: not server.predict("broken", ROW, slo_ms=2000).result(30).is_default)
+        assert ask(server, "broken").tolist() == [1.0, 2.0, 3.0]
+    finally:
+        server.mesh.unregister("broken")
+        wait_until(lambda: "broken" not in server.mesh.local.held)
+
+
+def test_queries_wait_for_the_model_when_its_host_is_killed(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register("pid")
+    before = ask(server, id)
+    stop, failed = threading.Event(), []
+
+    def go_on() -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            answer = server.predict(id, ROW + n, slo_ms=20_000).result(30)
+            if answer.is_default:
+                failed.append(answer.reason)
+
+    asking = threading.Thread(target=go_on)
+    asking.start()
+    os.kill(server.mesh.hosts[0].pid, signal.SIGKILL)
+    wait_until(lambda: ask(server, id, ROW - os.urandom(1)[0]) != before)
+    stop.set()
+    asking.join()
+    assert not failed, failed
+    assert server.mesh.hosts[0].starts == 2
+
+
+def test_ensure_loaded_waits(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    assert server.mesh.ensure_loaded(id, sync=True).status == "LOADED"
+    loaded = register(load_now=True, sync=True)
+    assert server.mesh.status(loaded).status == "LOADED"
+    with pytest.raises(UnknownModel):
+        server.mesh.ensure_loaded("nobody")
+
+
+def test_what_happened_to_a_model_is_told(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    assert [v.ok for v in server.mesh.explain(id).verdicts] == [True]
+    ask(server, id)
+    told = server.mesh.explain(id)
+    assert [d.what for d in told.history] == [f"placed in {server.mesh.instance}", "loaded"]
+    assert server.mesh.instance in told.next
+
+
+def test_a_vmodel_stands_for_a_model(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    one, other = register(), register("pid")
+    server.mesh.set_vmodel("alias", one)
+    try:
+        assert ask(server, "alias").tolist() == [0.0, 2.0, 4.0]
+        with pytest.raises(StillLinked):
+            server.mesh.unregister(one)
+        assert server.mesh.set_vmodel("alias", other, sync=True).active == other
+        wait_until(lambda: np.ndim(ask(server, "alias")) == 0)
+        assert server.mesh.status(other).status == "LOADED"
+        with pytest.raises(AlreadyExists):
+            server.register_model("alias", "models.py:double")
+    finally:
+        server.mesh.delete_vmodel("alias")
+    wait_until(lambda: server.mesh.routes.route("alias") is None)
+    with pytest.raises(UnknownModel):
+        server.predict("alias", ROW)
+
+
+def test_events_are_told(server: clipper.ClipperServer, folder: Path) -> None:
+    heard = []
+    done = threading.Event()
+
+    def listen() -> None:
+        for event in server.mesh.watch("watched", stop=done.is_set):
+            heard.append((event.kind, event.id))
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    wait_until(lambda: ("SYNC", "") in heard)
+    server.register_model("watched", "models.py:double", key=str(folder))
+    server.mesh.unregister("watched")
+    wait_until(lambda: ("DELETE", "watched") in heard)
+    done.set()
+    listening.join()
+    assert heard == [("SYNC", ""), ("PUT", "watched"), ("DELETE", "watched")]
+
+
+def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
+    with clipper.start(mesh={"enabled": True, **QUICK, "loaded_max": 2}) as server:
+        for n in range(4):
+            server.register_model(f"m{n}", "models.py:double", key=str(folder))
+            ask(server, f"m{n}")
+        assert set(server.mesh.local.held) == {"m2", "m3"}
+        for n in (0, 1, 2, 3, 0):
+            assert ask(server, f"m{n}", ROW + n)[0] == 2.0 * n
+        loaded = {s.id for s in server.mesh.models("m") if s.status == "LOADED"}
+        assert loaded == set(server.mesh.local.held)
+
+
+def test_without_a_mesh_there_is_none() -> None:
+    with clipper.start() as server, pytest.raises(NotAllowed, match="mesh=True"):
+        _ = server.mesh
