@@ -92,4 +92,5 @@ def etcd_server() -> Iterator["EtcdServer"]:
     """One etcd for all tests; each takes a prefix of its own: `open_store(f"{etcd_server.url}/{tmp_path.name}")`."""
     from tests.store.etcd_server import started
 
-    yield from started()
+    for servers in started():
+        yield servers[0]

@@ -49,7 +49,7 @@ class RedisServer:
                 return b""
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        etcd.send(self.process, number)
 
     def kill(self) -> None:
         self.process.kill()
@@ -81,7 +81,8 @@ def own_redis() -> Iterator[RedisServer]:
 @pytest.fixture
 def own_etcd() -> Iterator[EtcdServer]:
     """A test's own, to be killed."""
-    yield from etcd.started()
+    for servers in etcd.started():
+        yield servers[0]
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

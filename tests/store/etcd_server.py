@@ -23,24 +23,43 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """After SIGSTOP, all of its threads stand still when this returns."""
+    process.send_signal(number)
+    until = time.monotonic() + 20
+    while number == signal.SIGSTOP and time.monotonic() < until:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{process.pid}/task").glob("*/stat")]
+        if set(states) == {"T"}:
+            return
+        time.sleep(0.001)
+
+
 class EtcdServer:
     """Quick elections, so that it is up within a quarter of a second and grants leases of 1 s. options: of the command."""
 
-    def __init__(self, folder: Path, *options: str, scheme: str = "http") -> None:
-        self._folder, self._options, self._scheme = folder, options, scheme
+    def __init__(self, folder: Path, *options: str, scheme: str = "http", name: str = "default") -> None:
+        self._folder, self._options, self._scheme, self._name = folder, options, scheme, name
         self.port, self._peers = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
         self.url = f"etcd://{self.address}"
-        self.start()
+        self.member = f"{name}=http://127.0.0.1:{self._peers}"
+        self.members = self.member
 
-    def start(self) -> None:
-        ours, theirs = f"{self._scheme}://{self.address}", f"http://127.0.0.1:{self._peers}"
-        command = ["etcd", "--data-dir", str(self._folder / "data"), "--heartbeat-interval", "10", "--election-timeout", "100",
-                   "--listen-client-urls", ours, "--advertise-client-urls", ours, "--initial-cluster", f"default={theirs}",
-                   "--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs, "--log-level", "error",
-                   *self._options]  # fmt: skip
+    def begin(self) -> None:
+        ours, theirs = f"{self._scheme}://{self.address}", self.member.partition("=")[2]
+        beat_ms = 10 if self.members == self.member else 50
+        elections = ["--heartbeat-interval", f"{beat_ms}", "--election-timeout", f"{10 * beat_ms}"]
+        command = ["etcd", "--name", self._name, "--data-dir", str(self._folder / self._name), *elections, "--log-level", "error",
+                   "--listen-client-urls", ours, "--advertise-client-urls", ours, "--initial-cluster", self.members,
+                   "--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs, *self._options]  # fmt: skip
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def start(self) -> None:
+        self.begin()
+        self.wait()
+
+    def wait(self) -> None:
         until = time.monotonic() + 30
         while b"is there" not in self._health():
             assert self.process.poll() is None, f"etcd ended at once: {(self._folder / 'log').read_text()[-2000:]}"
@@ -66,20 +85,31 @@ class EtcdServer:
     def compact(self, revision: int) -> None:
         self.ask("kv/compaction", revision=str(revision), physical=True)
 
+    def empty(self) -> None:
+        """Everything it knew is gone."""
+        shutil.rmtree(self._folder / self._name)
+
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        send(self.process, number)
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
-def started(*options: str, scheme: str = "http") -> Iterator[EtcdServer]:
+def started(*options: str, scheme: str = "http", count: int = 1) -> Iterator[list[EtcdServer]]:
+    """So many members of one cluster."""
     if shutil.which("etcd") is None:
         pytest.skip("no etcd on this machine. apt-get install etcd-server")
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="etcd-", dir=memory if memory.is_dir() else None))
-    server = EtcdServer(folder, *options, scheme=scheme)
-    yield server
-    server.kill()
+    servers = [EtcdServer(folder, *options, scheme=scheme, name=f"m{number}") for number in range(count)]
+    for server in servers:
+        server.members = ",".join(one.member for one in servers)
+        server.begin()
+    for server in servers:
+        server.wait()
+    yield servers
+    for server in servers:
+        server.kill()
     shutil.rmtree(folder)

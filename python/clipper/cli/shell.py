@@ -16,6 +16,7 @@ from clipper.cli.mesh import mesh
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.profiling import profile
 from clipper.cli.querying import feedback, predict
+from clipper.cli.registry import registry
 from clipper.cli.rollouts import rollout
 from clipper.cli.shipping import compose, dockerfile, kubernetes
 from clipper.cli.top import top
@@ -131,7 +132,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 for _verb in (
     init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
     shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
-    mesh,
+    mesh, registry,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes):

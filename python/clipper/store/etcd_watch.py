@@ -123,7 +123,6 @@ class EtcdWatch:
                 self._follow(at)
             except grpc.RpcError as problem:
                 self._trouble(self._line.explained(problem))
-                self._line.forget_token()
             except StoreError as error:
                 self._trouble(error)
             except ValueError:  # the channel was closed
@@ -133,6 +132,7 @@ class EtcdWatch:
             if self._heard_s != heard_s:
                 pause_s = _PAUSE_S_MIN
             self._line.leave(at)
+            self._line.forget_token()  # it may be the reason
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 

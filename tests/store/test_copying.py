@@ -1,0 +1,139 @@
+"""A store moves: what is copied, what stays behind, and that a difference is seen."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from clipper.cli import main
+from clipper.errors import InvalidInput
+from clipper.store import MemoryStore, SqliteStore, Store, copying, open_store
+from clipper.testing import wait_until
+from tests.store.etcd_server import EtcdServer
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["registry", "copy", *words])
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    return {record.key: record.value for record in store.range("")[0]}
+
+
+def test_all_records_are_copied_but_those_on_a_lease(store: Store) -> None:
+    """Into every kind of store; more, and larger, than one transaction takes."""
+    source = MemoryStore()
+    expected = {f"k/{i}": bytes([i % 251]) * (i % 7) for i in range(250)} | {f"big/{i}": bytes(200_000) for i in range(4)}
+    for key, value in expected.items():
+        source.put(key, value)
+    with source.lease(60) as lease:
+        source.put("node", b"1", lease.id)
+        copied = copying.copy(source, store)
+        assert (copied.records, copied.leased, copied.written, copied.deleted) == (254, 1, 254, 0)
+        assert contents(store) == expected
+        assert copying.different(source, store) == []
+    again = copying.copy(source, store)
+    assert (again.written, again.deleted) == (0, 0), "what is there already is fine"
+
+
+def test_what_is_there_is_not_overwritten_unless_asked() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    source.put("a", b"1")
+    source.put("b", b"1")
+    target.put("b", b"2")
+    target.put("c", b"3")
+    with pytest.raises(InvalidInput, match=r"2 of its records are others, as 'b'.*--replace"):
+        copying.copy(source, target)
+    assert copying.different(source, target) == ["a", "b", "c"]
+    copied = copying.copy(source, target, replace=True)
+    assert (copied.written, copied.deleted) == (2, 1)
+    assert copying.different(source, target) == []
+
+
+def test_only_a_prefix() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    for key in ("mesh/a", "catalog/a"):
+        source.put(key, b"1")
+    target.put("other", b"1")
+    assert copying.copy(source, target, "mesh/").records == 1
+    assert set(contents(target)) == {"mesh/a", "other"}
+    assert copying.different(source, target, "mesh/") == []
+
+
+def test_a_target_follows_its_source(store: Store) -> None:
+    """Changes that come one by one, and more at once than the source keeps."""
+    source, go_on = MemoryStore(events_max=20), threading.Event()
+    source.put("a", b"1")
+    source.put("gone", b"1")
+    copied = copying.copy(source, store)
+    follower = threading.Thread(
+        target=copying.follow, args=(source, store, copied.revision),
+        kwargs={"on_change": lambda count: not go_on.is_set(), "look_s": 0.02},
+    )  # fmt: skip
+    follower.start()
+    source.put("a", b"2")
+    source.delete("gone")
+    with source.lease(60) as lease:
+        source.put("node", b"1", lease.id)
+        wait_until(lambda: contents(store) == {"a": b"2"})
+        for i in range(60):
+            source.put(f"k{i % 30}", b"%d" % i)
+        wait_until(lambda: copying.different(source, store) == [])
+    go_on.set()
+    follower.join()
+    assert len(contents(store)) == 31
+
+
+def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
+    with SqliteStore(tmp_path / "state.db") as source:
+        source.put("catalog/a", b"1")
+        source.put("learned", b"2")
+    url = f"{etcd_server.url}/{tmp_path.name}"
+    done = run(str(tmp_path), url, "--verify")
+    assert done.exit_code == 0, done.output
+    assert "copied 2 records at revision 2" in done.output
+    assert "both are the same" in done.output
+    with open_store(url) as target:
+        assert contents(target) == {"catalog/a": b"1", "learned": b"2"}
+        target.put("learned", b"3")
+    refused = run(str(tmp_path), url)
+    assert refused.exit_code == 2
+    assert "1 of its records are others" in refused.output
+    back = run(url, f"sqlite:{tmp_path}/back.db", "--verify", "-o", "json")
+    assert json.loads(back.output)["different"] == []
+    assert json.loads(back.output)["written"] == 2
+
+
+@pytest.mark.parametrize("source", ["", "memory://", "nowhere", "sqlite:nowhere.db"])
+def test_a_source_that_is_not_there_is_not_made(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run(source, "sqlite:new.db")
+    assert refused.exit_code == 2
+    assert "there is no store" in refused.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_difference_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SqliteStore(tmp_path / "a.db") as source:
+        source.put("a", b"1")
+    monkeypatch.setattr(copying, "_carry_out", lambda target, ops: None)
+    found = run(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", "--verify")
+    assert found.exit_code == 1
+    assert "1 differ: a" in found.output
+
+
+def test_following_until_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SqliteStore(tmp_path / "a.db") as source:
+        source.put("a", b"1")
+
+    def follow(source: Store, target: Store, revision: int, prefix: str, on_change: object) -> None:
+        source.put("b", b"2")
+        target.put("b", b"2")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(copying, "follow", follow)
+    done = run(f"sqlite:{tmp_path}/a.db", f"sqlite:{tmp_path}/b.db", "--follow", "--verify")
+    assert done.exit_code == 0
+    assert "both are the same" in done.output

@@ -1,0 +1,431 @@
+"""What is etcd's own: kills, hangs, compaction, members, TLS, users."""
+
+import base64
+import contextlib
+import random
+import signal
+import socket
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from clipper.errors import ConfigError, ForkedProcess, LeaseLost, StoreError
+from clipper.store import Event, Mirror, Put, Store, etcd_line, etcd_watch, open_store
+from clipper.store.etcd import EtcdStore
+from clipper.store.etcd_address import parsed, shown
+from clipper.testing import wait_until
+from tests.store.etcd_server import EtcdServer, started
+
+
+@pytest.fixture
+def etcd_store(etcd_server: EtcdServer, tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"{etcd_server.url}/{tmp_path.name}") as store:
+        yield store
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_line, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(etcd_watch, "SILENCE_S", 0.2)
+    monkeypatch.setattr(etcd_watch, "WATCHDOG_S", 0.6)
+
+
+def put_surely(store: Store, key: str, value: bytes) -> None:
+    """However often it takes."""
+
+    def tried() -> bool:
+        with contextlib.suppress(StoreError):
+            store.put(key, value)
+            return True
+        return False
+
+    wait_until(tried, "etcd takes a write")
+
+
+# -- what lies there
+
+
+def test_records_are_etcds_own(etcd_server: EtcdServer, etcd_store: Store, tmp_path: Path) -> None:
+    record = etcd_store.put("app/digits", b"hello")
+    raw = base64.b64encode(f"{tmp_path.name}/app/digits".encode()).decode()
+    (found,) = etcd_server.ask("kv/range", key=raw)["kvs"]
+    assert base64.b64decode(found["value"]) == b"hello"
+    assert int(found["mod_revision"]) == record.revision
+
+
+def test_prefixes_are_stores_of_their_own(etcd_server: EtcdServer, tmp_path: Path) -> None:
+    url = f"{etcd_server.url}/{tmp_path.name}"
+    with open_store(f"{url}/one") as one, open_store(f"{url}/two") as two, open_store(f"{url}/on") as on:
+        watch = two.watch("")
+        one.put("a", b"1")
+        two.put("b", b"1")
+        events = [watch.next(20), watch.next(20)]
+        assert {event.key for event in events if event} == {"b", ""}
+        assert two.get("a") is None
+        assert two.revision >= one.revision
+        assert on.range("") == ([], on.revision)
+
+
+def test_a_range_of_several_answers_is_one_snapshot(etcd_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipper.store.etcd._PAGE", 7)
+    keys = [f"k{i:03}" for i in range(50)]
+    etcd_store.txn((), [Put(key, b"1") for key in keys])
+    ask = etcd_store._line.ask  # type: ignore[attr-defined]
+
+    def ask_and_write(*args: object, **named: object) -> object:
+        answer = ask(*args, **named)
+        monkeypatch.setattr(etcd_store._line, "ask", ask)  # type: ignore[attr-defined]
+        etcd_store.txn((), [Put(key, b"2") for key in keys])
+        return answer
+
+    monkeypatch.setattr(etcd_store._line, "ask", ask_and_write)  # type: ignore[attr-defined]
+    records, revision = etcd_store.range("k")
+    assert [(record.key, record.value) for record in records] == [(key, b"1") for key in keys]
+    assert {record.revision for record in records} == {revision}
+
+
+# -- kill and hang
+
+
+def test_a_watch_and_a_mirror_lose_nothing_when_etcd_is_killed(own_etcd: EtcdServer) -> None:
+    """Two kills under a writer: every acknowledged write comes to the watch, in order, once."""
+    draw, seen, acknowledged = random.Random(1), list[Event](), list[int]()
+    stop = threading.Event()
+    with open_store(own_etcd.url) as store, Mirror(store, "n", int) as mirror:
+        watch = store.watch("n")
+
+        def read() -> None:
+            while not watch.closed:
+                with contextlib.suppress(StoreError):
+                    if (event := watch.next(0.2)) is not None and event.kind != "SYNC":
+                        seen.append(event)
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                with contextlib.suppress(StoreError):
+                    acknowledged.append(store.put("n", b"%d" % number).revision)
+
+        threads = [threading.Thread(target=read), threading.Thread(target=write)]
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            count = len(acknowledged)
+            wait_until(lambda: len(acknowledged) > count + 20)  # noqa: B023
+            assert not threading.Event().wait(draw.uniform(0, 0.05))
+            own_etcd.kill()
+            own_etcd.start()
+        stop.set()
+        threads[1].join()
+        put_surely(store, "n", b"-1")
+        wait_until(lambda: seen and seen[-1].record and seen[-1].record.value == b"-1", "the last write is seen")
+        assert mirror.wait_for(lambda m: m.get("") == -1, 20)
+        watch.close()
+        threads[0].join()
+    revisions = [event.revision for event in seen]
+    assert {event.kind for event in seen} == {"PUT"}
+    assert revisions == sorted(set(revisions)), "in order, once"
+    assert set(acknowledged) <= set(revisions)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_hung_etcd_is_an_error_and_then_goes_on(own_etcd: EtcdServer) -> None:
+    """SIGSTOP: calls end by their deadline, the watch by its watchdog; after SIGCONT nothing was missed."""
+    with open_store(own_etcd.url) as store:
+        store.put("a", b"1")
+        watch = store.watch("")
+        assert watch.next(20) == Event("SYNC", store.revision)
+        own_etcd.signal(signal.SIGSTOP)
+        with pytest.raises(StoreError, match=r"did not answer within 0\.5 s|cannot be reached"):
+            store.get("a")
+        with pytest.raises(StoreError, match=r"has not answered for 0\.6 s|did not answer|cannot be reached"):
+            watch.next(20)
+        own_etcd.signal(signal.SIGCONT)
+        put_surely(store, "b", b"2")
+        found: list[str] = []
+        while "b" not in found:
+            with contextlib.suppress(StoreError):
+                event = watch.next(20)
+                assert event is not None
+                found.append(event.key)
+        assert found == ["b"]
+
+
+def test_a_quiet_watch_is_not_given_up(etcd_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs of life are asked for and answered; the stream is the same one all the time."""
+    monkeypatch.setattr(etcd_watch, "SILENCE_S", 0.02)
+    watch = etcd_store.watch("")
+    assert watch.next(20) is not None
+    heard: list[float] = []
+    wait_until(lambda: (watch.next(0.03), heard.append(watch._heard_s))[1] or len(set(heard)) > 5)  # type: ignore[attr-defined]
+    call = watch._call  # type: ignore[attr-defined]
+    etcd_store.put("a", b"1")
+    event = watch.next(20)
+    assert event is not None
+    assert event.key == "a"
+    assert watch._call is call  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lease_is_lost_here_while_etcd_cannot_be_reached_and_its_keys_go_when_it_can(own_etcd: EtcdServer) -> None:
+    with open_store(own_etcd.url) as store, Mirror(store, "", bytes) as mirror:
+        lease = store.lease(1).keeping()
+        store.put("me", b"1", lease.id)
+        own_etcd.kill()
+        began_s = monotonic()
+        assert lease.lost.wait(20)
+        assert monotonic() - began_s < 10
+        assert mirror.get("me") == b"1" or mirror.get("me") is None
+        wait_until(lambda: mirror.trouble)
+        own_etcd.start()
+        with pytest.raises(LeaseLost):
+            lease.keep()
+        wait_until(lambda: not mirror.trouble and "me" not in mirror, "etcd ends the lease once it is back")
+
+
+def test_a_compaction_is_told_as_reset_and_costs_a_mirror_nothing(own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changed while the watch had no stream was compacted away: its deletions too are told."""
+    with open_store(own_etcd.url) as store:
+        first = store.put("gone", b"0").revision
+        for number in range(20):
+            store.put(f"k{number % 5}", b"%d" % number)
+        store.delete("gone")
+        own_etcd.compact(store.revision)
+        late = store.watch("", first)
+        reset, sync = late.next(20), late.next(20)
+        assert (reset.kind, sync.kind) == ("RESET", "SYNC") if reset and sync else False
+        store.put("after", b"1")
+        event = late.next(20)
+        assert event is not None
+        assert (event.kind, event.key) == ("PUT", "after")
+
+
+def test_a_mirror_is_complete_after_a_compaction_it_slept_through(own_etcd: EtcdServer) -> None:
+    with open_store(own_etcd.url) as store, open_store(own_etcd.url) as other:
+        store.txn((), [Put("gone", b"0"), Put("kept", b"0")])
+        told: dict[str, bytes | None] = {}
+        with Mirror(store, "", bytes) as mirror:
+            mirror.on_change(lambda changes: told.update({change.key: change.after for change in changes}))
+            follow = mirror._watch._follow  # type: ignore[union-attr]
+            asleep = threading.Event()
+            mirror._watch._follow = lambda at: asleep.wait(20) and follow(at)  # type: ignore[union-attr]
+            wait_until(lambda: mirror._watch._call is not None)  # type: ignore[union-attr]
+            mirror._watch._cancel()  # type: ignore[union-attr]
+            wait_until(lambda: mirror.trouble)
+            other.delete("gone")
+            other.put("new", b"1")
+            own_etcd.compact(other.revision)
+            asleep.set()
+            assert mirror.wait_for(lambda m: "new" in m and "gone" not in m, 20)
+            wait_until(lambda: told == {"gone": None, "new": b"1"})
+
+
+def test_a_store_that_went_back_in_time_resets_its_watches(own_etcd: EtcdServer) -> None:
+    with open_store(own_etcd.url) as store:
+        for _ in range(30):
+            store.put("a", b"1")
+        watch = store.watch("")
+        assert watch.next(20) is not None
+        own_etcd.kill()
+        own_etcd.empty()
+        own_etcd.start()
+        kinds = []
+        while "RESET" not in kinds:
+            with contextlib.suppress(StoreError):
+                event = watch.next(20)
+                assert event is not None
+                kinds.append(event.kind)
+
+
+# -- endpoints
+
+
+@pytest.mark.usefixtures("impatient")
+def test_endpoints_that_are_dead_or_hung_are_passed_over(etcd_server: EtcdServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hung, socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{dead.getsockname()[1]},127.0.0.1:{hung.getsockname()[1]},{etcd_server.address}"
+        with open_store(f"etcd://{hosts}/{tmp_path.name}") as store:
+            store.put("a", b"1")
+            watch = store.watch("a", 0)
+            with store.lease(5) as lease:
+                lease.keep()
+            for _ in range(2):
+                store._line._at = 0  # type: ignore[attr-defined]
+                assert store.get("a") is not None
+            found = wait_until(lambda: next_event(watch))
+            assert found.kind in ("PUT", "RESET"), "a watch finds its way, too"
+
+
+def next_event(watch: etcd_watch.EtcdWatch) -> Event | None:
+    with contextlib.suppress(StoreError):
+        return watch.next(1)
+    return None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_cluster_goes_on_without_one_of_three_members() -> None:
+    for servers in started(count=3):
+        with open_store("etcd://" + ",".join(server.address for server in servers)) as store:
+            lease = store.lease(10).keeping()
+            store.put("me", b"1", lease.id)
+            with Mirror(store, "n/", int) as mirror:
+                put_surely(store, "n/1", b"1")
+                assert mirror.wait_for(lambda m: m.get("1") == 1, 20)
+                servers[store._line.at].kill()  # type: ignore[attr-defined]
+                put_surely(store, "n/2", b"2")
+                assert mirror.wait_for(lambda m: m.get("2") == 2, 20)
+                assert lease.alive
+                lease.keep()
+                assert store.get("me") is not None
+            lease.revoke()
+
+
+def test_a_transaction_of_unknown_fate_is_not_sent_twice(own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two endpoints, the same hung server: a read tries both, a transaction one."""
+    monkeypatch.setattr(etcd_line, "PATIENCE_S", 0.3)
+    with open_store(f"etcd://{own_etcd.address},localhost:{own_etcd.port}") as store:
+        store.put("a", b"1")
+        calls: list[str] = []
+        line: Any = store._line  # type: ignore[attr-defined]
+        call = line._call
+        monkeypatch.setattr(line, "_call", lambda at, name, *rest: (calls.append(f"{name} {at}"), call(at, name, *rest))[1])
+        own_etcd.signal(signal.SIGSTOP)
+        with pytest.raises(StoreError):
+            store.put("a", b"2")
+        assert len(calls) == 1
+        with pytest.raises(StoreError):
+            store.get("a")
+        assert len(calls) == 3
+        own_etcd.signal(signal.SIGCONT)
+
+
+# -- being let in
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """One for 127.0.0.1 that is its own authority: (certificate, key)."""
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "etcd")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(True, None), True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    cert, secret = folder / "etcd.pem", folder / "etcd.key"
+    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return cert, secret
+
+
+def test_tls_with_a_certificate_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_line, "PATIENCE_S", 1.0)
+    cert, key = certificate(tmp_path)
+    secured = ["--cert-file", str(cert), "--key-file", str(key), "--trusted-ca-file", str(cert), "--client-cert-auth"]
+    for servers in started(*secured, scheme="https"):
+        with open_store(f"{servers[0].url}?ca={cert}&cert={cert}&key={key}") as store:
+            watch = store.watch("", store.put("a", b"1").revision - 1)
+            event = watch.next(20)
+            assert event is not None
+            assert event.key == "a"
+        for options in (f"?ca={cert}", ""):
+            with pytest.raises(StoreError, match=r"cannot be reached|did not answer"):
+                open_store(servers[0].url + options)
+
+
+def test_a_certificate_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read none\.pem"):
+        open_store("etcds://127.0.0.1:1?ca=none.pem")
+
+
+def test_users(own_etcd: EtcdServer) -> None:
+    own_etcd.ask("auth/user/add", name="root", password="s3cret")
+    own_etcd.ask("auth/user/grant", user="root", role="root")
+    own_etcd.ask("auth/enable")
+    host = own_etcd.address
+    for url in (f"etcd://root:s3cret@{host}", f"etcd://{host}?user=root&password=s3cret"):
+        with open_store(url) as store, store.lease(5) as lease:
+            assert "s3cret" not in store.name
+            before = store.put("a", b"1", lease.id).revision
+            lease.keep()
+            store._line._token = "forged.1"  # type: ignore[attr-defined]
+            store.put("a", b"2")
+            store._line._token = "forged.2"  # type: ignore[attr-defined]
+            watch = store.watch("", before)
+            event = wait_until(lambda: next_event(watch))  # noqa: B023
+            assert event.key == "a"
+    for url in (f"etcd://root:wrong@{host}", f"etcd://{host}"):
+        with pytest.raises(StoreError, match=r"refused the user: .*Check user and password"):
+            open_store(url)
+
+
+def test_a_full_etcd_refuses_and_keeps() -> None:
+    for servers in started("--quota-backend-bytes", "65536"):
+        with open_store(servers[0].url) as store:
+            store.put("a", b"1")
+            with pytest.raises(StoreError, match=r"is full: .*alarm disarm"):
+                deque((store.put(f"big/{number % 2}", bytes(20_000)) for number in range(1000)), maxlen=0)
+            assert store.get("a") is not None
+
+
+def test_no_server_and_what_it_is_called() -> None:
+    with socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))
+        with pytest.raises(StoreError, match=r"store etcd://me:\*\*\*@.* cannot be reached: .*Is etcd running there") as caught:
+            open_store(f"etcd://me:secret@127.0.0.1:{dead.getsockname()[1]}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoints", "prefix", "secure", "user"),
+    [
+        ("etcd://a", ("a:2379",), "clipper/", False, ""),
+        ("etcd://a:1,b,[::1]:3/x/y/", ("a:1", "b:2379", "[::1]:3"), "x/y/", False, ""),
+        ("etcd://[::1]", ("[::1]:2379",), "clipper/", False, ""),
+        ("etcds://u:p%40q@a", ("a:2379",), "clipper/", True, "u"),
+        ("etcd://a?ca=f&user=u&password=p", ("a:2379",), "clipper/", True, "u"),
+    ],
+)
+def test_urls(url: str, endpoints: tuple[str, ...], prefix: str, secure: bool, user: str) -> None:
+    address = parsed(url)
+    assert (address.endpoints, address.prefix, address.secure, address.user) == (endpoints, prefix, secure, user)
+
+
+def test_urls_that_say_too_much_or_nothing() -> None:
+    assert parsed("etcd://u:p%40q@a").password == "p@q"
+    assert shown("etcd://u:p@a/x?user=v&password=w") == "etcd://u:***@a/x?user=v&password=***"
+    for url, why in (("etcd:///x", "names no host"), ("etcd://a?c=1", "unknown 'c'")):
+        with pytest.raises(ConfigError, match=why):
+            open_store(url)
+
+
+def test_the_store_of_a_parent_is_not_a_childs(etcd_server: EtcdServer) -> None:
+    with open_store(etcd_server.url) as store:
+        assert isinstance(store, EtcdStore)
+        store._pid += 1
+        with pytest.raises(ForkedProcess, match="Open it again here"):
+            store.get("a")
+        store._pid -= 1
+
+
+def test_etcd_is_here() -> None:
+    """`make test` installs it."""
+    assert b"etcd Version: 3" in subprocess.run(["etcd", "--version"], capture_output=True, check=True).stdout
