@@ -283,10 +283,10 @@ def of_mesh() -> Samples:
     counts.loaded(80.0, 20.0, 60.0, 3 << 20)
     counts.failed("host")
     counts.unloaded(5000.0)
-    counts.hits.add(3)
-    counts.misses.add()
-    here = {"capacity_bytes": 100, "used_bytes": 25, "models": 1, "lru_ms": 7000, "loading": 0, "queued": 2, "registered": 9}
-    there = {"vmodels": 1, "nodes": 2, "leader": True, "stale_s": 0.5, "loaded_somewhere": 4, "failing": 1}
+    counts.asked(3, 1)
+    here = {"capacity_bytes": 100, "used_bytes": 25, "models_loaded": 1, "lru_ms": 7000, "loading": 0, "queued": 2}
+    there = {"models_registered": 9, "vmodels": 1, "instances": 2, "leader": True, "stale_s": 0.5}
+    there |= {"loaded_somewhere": 4, "failing": 1}
     MeshMetrics(lambda: {**counts.stats(), **here, **there}).collect(samples)
     return samples
 
@@ -306,7 +306,7 @@ def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> 
         family.name for family, _ in of_mesh()
     }
     only_here = Samples()
-    MeshMetrics(lambda: {"registered": 9, "leader": False, "lru_ms": 0}).collect(only_here)
+    MeshMetrics(lambda: {"models_registered": 9, "leader": False, "lru_ms": 0}).collect(only_here)
     assert only_here.get("modelmesh_models_managed_total") is None, "the leader alone says it"
     assert only_here.get("clipper_mesh_lru_age_seconds") == 0.0
 

@@ -202,7 +202,7 @@ class MeshFacade(Protocol):
         ...
 
     def stats(self) -> Mapping[str, Any]:
-        """Counters and gauges of this node; never a row a model. Keys in mesh/counting.py."""
+        """Counters and gauges of this node; never a row a model. Histograms as Snapshots."""
         ...
 
     def drain(self, progress: Callable[[MigrationProgress], None] | None = None) -> MigrationProgress:

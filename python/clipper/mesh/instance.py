@@ -8,7 +8,6 @@ the mesh's event loop; what waits for the store is run elsewhere.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -22,6 +21,7 @@ from clipper.mesh.loads import Load, LoadQueue, LoadTimes
 from clipper.mesh.paging import Refused, Residents
 from clipper.mesh.records import Fault, MeshModel
 from clipper.mesh.registry import Registry, now_ms
+from clipper.metrics import MeshCounts
 from clipper.settings.mesh import MeshSettings
 
 UNLOAD_S: Final = 120.0  # until the batches of a model that goes are answered
@@ -87,8 +87,7 @@ class LocalModels:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.loading = 0
         self.stopping = False
-        self.counts: Counter[str] = Counter()
-        self.load_waits_ms: list[float] = []
+        self.counts = MeshCounts()
 
     @property
     def loading_max(self) -> int:
@@ -202,9 +201,8 @@ class LocalModels:
         self.residents.loaded(id, size, cost_ms=found.took_ms)
         self.residents.pin(id, record.policy.pinned)
         self.held[id] = Held(done, host, now_ms(), found.concurrency)
-        self.counts["loads"] += 1
-        self.load_waits_ms.append(now_ms() - load.since_ms)
         queued_ms = began_ms - load.since_ms
+        self.counts.loaded(now_ms() - load.since_ms, queued_ms, found.took_ms, size)
         self._note(id, "loaded", f"{size} bytes in {found.took_ms:.0f} ms, after {queued_ms} ms in the queue{job.why}")
 
     async def _guess(self, host: ModelHost, record: MeshModel) -> int:
@@ -235,7 +233,7 @@ class LocalModels:
     async def _make_room(self, record: MeshModel, size: int, load: Load) -> None:
         room = self.residents.room_for(size, load.used_ms, now_ms(), waiting=load.waiting)
         if isinstance(room, Refused):
-            self.counts["refusals"] += 1
+            self.counts.failed("refused")
             raise Failed(f"{self.me} has no room: {room.why}", "none")
         leaving = [self._begin_leaving(id) for id in room.evict]
         self.residents.add(record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned)
@@ -261,8 +259,8 @@ class LocalModels:
     async def _not_loaded(self, record: MeshModel, error: BaseException) -> None:
         """Tell the registry."""
         me = self.me
-        blames = isinstance(error, Failed) and error.fault != "none"
-        self.counts["failures"] += blames
+        if isinstance(error, Failed) and error.fault in ("artifact", "host"):
+            self.counts.failed(error.fault)
 
         def step(model: MeshModel) -> MeshModel:
             if isinstance(error, Failed) and error.fault in ("artifact", "host"):
@@ -318,7 +316,7 @@ class LocalModels:
         id, held, used_ms = leaving
         if held is None:
             return
-        self.counts["evictions"] += 1
+        self.counts.unloaded(now_ms() - (used_ms or held.loaded_ms))
         self._note(id, "unloaded", why)
         with contextlib.suppress(UnknownModel, StoreError):
             await self.run(self._registry.change, id, lambda m: claims.released(m, self.me, used_ms))

@@ -6,6 +6,8 @@ while it still stands there. Threads: all on the mesh's event loop.
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from clipper.errors import ClipperError, StoreError, UnknownModel
@@ -27,6 +29,7 @@ class Leading(Parts):
     _candidate: Candidate | None = None
     _stepping: "asyncio.Task[None] | None" = None
     uses: Uses
+    seen: Mapping[str, int] = MappingProxyType({})  # of all models, when the leader last looked
 
     # -- elected
 
@@ -96,6 +99,8 @@ class Leading(Parts):
         models = self.registry.models
         every = [(m.id, m) for m in models.values() if m.copies or m.failures or m.policy.copies_min or m.policy.pinned]
         idle = sorted((m for m in models.values() if not m.copies), key=lambda m: -m.used_ms)[:WAKING_MAX]
+        loaded, failing = (sum(bool(of(m)) for _, m in every) for of in (lambda m: m.loaded, lambda m: m.failures))
+        self.seen = {"loaded_somewhere": loaded, "failing": failing}
         view = self._view(every)
         view = upkeep.View(
             view.me, view.instances, every, view.resident, view.loading, {}, self.registry.vmodels.values(), models.get, idle,

@@ -36,17 +36,19 @@ class Alias(msgspec.Struct, frozen=True):
 
 
 class Route:
-    """One model as this node asks it. used_ms: last use, wall clock.  asked: queries since they were last counted.
-    served: a replica is attached.  told: the mesh's thread knows that there is none.  lenders: numbers of the instances whose
-    copies serve it.  why: it is not served."""
+    """One model as this node asks it. used_ms: last use, wall clock.  asked: queries since they were last counted.  waited: those
+    of them that came while nobody served it.  served: a replica is attached.  told: the mesh's thread knows that there is none.
+    lenders: numbers of the instances whose copies serve it.  why: it is not served."""
 
-    __slots__ = ("asked", "core", "id", "lenders", "question", "record", "served", "told", "touched", "used_ms", "why")
+    __slots__ = (
+        "asked", "core", "id", "lenders", "question", "record", "served", "told", "touched", "used_ms", "waited", "why",
+    )  # fmt: skip
 
     def __init__(self, record: Model, make: "Make", touched: "Touched") -> None:
         self.id, self.record, self.touched = record.name, record, touched
         self.why = ""
         self.used_ms = 0
-        self.asked = 0
+        self.asked = self.waited = 0
         self.lenders: frozenset[int] = frozenset()
         self.served = self.told = False
         self.question = make(record, self.reason)
@@ -62,9 +64,11 @@ class Route:
         if not self.asked:
             self.touched.routes.append(self)
         self.asked += 1
-        if not self.served and not self.told:
-            self.told = True
-            self.touched.missed(self)
+        if not self.served:
+            self.waited += 1
+            if not self.told:
+                self.told = True
+                self.touched.missed(self)
 
 
 class Touched:

@@ -56,6 +56,8 @@ class Tending(Leading):
         digests: dict[int, list[list[Any]]] = defaultdict(list)
         for route, asked in self.routes.touched.take():
             lenders = route.lenders
+            waited, route.waited = min(route.waited, asked), 0
+            self.local.counts.asked(asked - waited, waited)
             for number in lenders:
                 digests[number].append([route.id, route.used_ms, max(1, asked // len(lenders))])
         by_number = {instance.number: instance.id for instance in self.instances()}
@@ -112,8 +114,8 @@ class Tending(Leading):
             "instance": self._id, "instances": len(self.registry.instances), "models_registered": len(self.registry.models),
             "vmodels": len(self.registry.vmodels), "models_loaded": here.models, "models_asked": len(self.routes),
             "capacity_bytes": here.capacity_bytes, "used_bytes": here.used_bytes, "lru_ms": here.lru_ms,
-            "loading": here.loading, "queued": here.queued, "misses": self.supply.misses, "loads": local.counts["loads"],
-            "load_failures": local.counts["failures"], "evictions": local.counts["evictions"],
-            "refusals": local.counts["refusals"], "stale_s": self.registry.models.stale_s, "fenced": self.registry.is_fenced,
+            "loading": here.loading, "queued": here.queued, "misses": self.supply.misses, **local.counts.stats(),
+            "leader": self.is_leader, **(self.seen if self.is_leader else {}), "stale_s": self.registry.models.stale_s,
+            "fenced": self.registry.is_fenced,
             "stopping": here.stopping,
         }  # fmt: skip

@@ -20,6 +20,10 @@ class MeshCounts:
         self.waits, self.queued, self.took, self.ages = (LatencyHistogram() for _ in range(4))
         self.sizes = LatencyHistogram()
 
+    def asked(self, hits: int, misses: int) -> None:
+        self.hits.add(hits)
+        self.misses.add(misses)
+
     def loaded(self, wait_ms: float, queued_ms: float, took_ms: float, size_bytes: int) -> None:
         self.loads["ok"].add()
         for histogram, ms in ((self.waits, wait_ms), (self.queued, queued_ms), (self.took, took_ms)):
@@ -38,8 +42,10 @@ class MeshCounts:
         """hit_ratio: None before the first query."""
         hits, misses = self.hits.value, self.misses.value
         return {
-            "hits": hits, "misses": misses, "hit_ratio": hits / (hits + misses) if hits + misses else None,
-            "loads": {outcome: counter.value for outcome, counter in self.loads.items()}, "unloads": self.unloads.value,
+            "queries_hit": hits, "queries_missed": misses, "hit_ratio": hits / (hits + misses) if hits + misses else None,
+            "loads": self.loads["ok"].value, "load_failures": self.loads["artifact"].value + self.loads["host"].value,
+            "refusals": self.loads["refused"].value, "evictions": self.unloads.value,
+            "load_outcomes": {outcome: counter.value for outcome, counter in self.loads.items()},
             "load_wait_us": self.waits.snapshot(), "load_queue_us": self.queued.snapshot(), "load_us": self.took.snapshot(),
             "eviction_age_us": self.ages.snapshot(), "model_bytes": self.sizes.snapshot(),
         }  # fmt: skip
@@ -49,12 +55,12 @@ class MeshCounts:
 _GAUGES: Final[tuple[tuple[str, str, str], ...]] = (
     ("capacity_bytes", "clipper_mesh_capacity_bytes", "modelmesh_instance_capacity_bytes"),
     ("used_bytes", "clipper_mesh_used_bytes", "modelmesh_instance_used_bytes"),
-    ("models", "clipper_mesh_models_held", "modelmesh_instance_models_total"),
+    ("models_loaded", "clipper_mesh_models_held", "modelmesh_instance_models_total"),
     ("loading", "clipper_mesh_loads_running", ""),
     ("queued", "clipper_mesh_loads_waiting", ""),
-    ("registered", "clipper_mesh_models_registered", ""),
+    ("models_registered", "clipper_mesh_models_registered", ""),
     ("vmodels", "clipper_mesh_vmodels", ""),
-    ("nodes", "clipper_mesh_nodes", ""),
+    ("instances", "clipper_mesh_nodes", ""),
     ("leader", "clipper_mesh_is_leader", ""),
     ("stale_s", "clipper_mesh_stale_for_seconds", ""),
     ("hit_ratio", "clipper_mesh_hit_ratio", ""),
@@ -83,21 +89,19 @@ class MeshMetrics:
             for name in names:
                 if name and value is not None:
                     into.add(name, value if isinstance(value, Snapshot) else float(value))
-        for key, outcome in (("hits", "hit"), ("misses", "miss")):
+        for key, outcome in (("queries_hit", "hit"), ("queries_missed", "miss")):
             if key in stats:
                 into.add("clipper_mesh_queries_total", stats[key], outcome)
-        loads = stats.get("loads", {})
-        for outcome, count in loads.items():
+        for outcome, count in stats.get("load_outcomes", {}).items():
             into.add("clipper_mesh_loads_total", count, outcome)
-        if loads:
-            into.add("modelmesh_loadmodel_failure", loads["artifact"] + loads["host"])
-        if "unloads" in stats:
-            into.add("clipper_mesh_unloads_total", stats["unloads"])
+        for key, name in (("load_failures", "modelmesh_loadmodel_failure"), ("evictions", "clipper_mesh_unloads_total")):
+            if key in stats:
+                into.add(name, stats[key])
         self._of_the_node(stats, into)
 
     def _of_the_node(self, stats: Mapping[str, Any], into: Samples) -> None:
-        if stats.get("leader") and "registered" in stats:
-            into.add("modelmesh_models_managed_total", stats["registered"])
+        if stats.get("leader") and "models_registered" in stats:
+            into.add("modelmesh_models_managed_total", stats["models_registered"])
         if stats.get("capacity_bytes"):
             into.add("modelmesh_instance_used_bps", round(10_000 * stats["used_bytes"] / stats["capacity_bytes"]))
         lru_ms = stats.get("lru_ms")

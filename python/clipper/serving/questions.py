@@ -55,10 +55,12 @@ class Questions:
         self.mesh: Callable[[str], Question | None] | None = None  # of models that are not in the catalog
 
     def of(self, name: str) -> Question:
-        """Of an application. Raises UnknownApplication."""
+        """Of an application; of a model of the mesh, for a query that is about to be asked. Raises UnknownApplication."""
         try:
             return self._by_name[name]
         except KeyError:
+            if self.mesh is not None and (question := self.mesh(str(name))) is not None:
+                return question
             raise UnknownApplication.named(str(name), self._by_name) from None
 
     def asked(self, request: PredictionRequest) -> Question:
