@@ -99,7 +99,7 @@ class Leading(Parts):
         models = self.registry.models
         every = [(m.id, m) for m in models.values() if m.copies or m.failures or m.policy.copies_min or m.policy.pinned]
         idle = sorted((m for m in models.values() if not m.copies), key=lambda m: -m.used_ms)[:WAKING_MAX]
-        loaded, failing = (sum(bool(of(m)) for _, m in every) for of in (lambda m: m.loaded, lambda m: m.failures))
+        loaded, failing = sum(bool(m.loaded) for _, m in every), sum(bool(m.failures) for _, m in every)
         self.seen = {"loaded_somewhere": loaded, "failing": failing}
         view = self._view(every)
         view = upkeep.View(
