@@ -26,7 +26,7 @@ core = Extension(
     depends=glob("src/clipper_core/*.hpp"),
     include_dirs=["src/clipper_core", numpy.get_include()],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-    extra_compile_args=["-std=c++17", *WARNINGS, *FLAGS],
+    extra_compile_args=["-std=c++17", "-fno-math-errno", *WARNINGS, *FLAGS],
     extra_link_args=[flag for flag in FLAGS if flag.startswith(("-fsanitize", "--coverage"))],
 )
 

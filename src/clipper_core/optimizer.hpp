@@ -1,8 +1,10 @@
 // The arithmetic of the optimizers, one row (or one dense variable) at a time.
 //
 // A row lies in memory as w[n], then its slots, n floats each: what an update reads and writes is one run of cache lines. Each
-// kernel is a plain loop that the compiler turns into vectors; -O2 of GCC 12 would not, hence the pragma. No fast-math: a NaN is
-// looked for before a row is touched, and what a kernel computes must not depend on how its loop was cut, nor on the machine.
+// kernel is a plain loop that the compiler turns into vectors; -O2 of GCC 12 would not, hence the pragma; nor a root that may set
+// errno, hence -fno-math-errno in setup.py, which no pragma can say; std::sqrt, compiled without the pragma, would be a call for
+// each element, hence builtins. No fast-math: a NaN is looked for before a row is touched, and what a kernel computes must not
+// depend on how its loop was cut, nor on the machine.
 //
 // Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et al. 2011; Adam, Kingma and
 // Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al. 2013, Algorithm 1.
@@ -34,7 +36,11 @@ struct Stride {  // what one step of a rule is multiplied by
 };
 
 #pragma GCC push_options
-#pragma GCC optimize("O3,no-math-errno,no-trapping-math,fp-contract=off")
+#pragma GCC optimize("O3,no-trapping-math,fp-contract=off")
+
+// Not templates: GCC 12 forgets the pragma where it instantiates them. Each is unrolled into the two calls of step_by, so what is
+// asked of a bool is asked once.
+#define CLIPPER_KERNEL inline __attribute__((always_inline))
 
 using Floats = float* __restrict;
 using Gradient = const float* __restrict;
@@ -55,7 +61,7 @@ inline void add_row(Floats sum, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) sum[i] += g[i];
 }
 
-inline float within(float g, float bound) {
+CLIPPER_KERNEL float within(float g, float bound) {
     g = g < -bound ? -bound : g;
     return g > bound ? bound : g;
 }
@@ -67,98 +73,95 @@ inline float norm_within(Gradient g, float bound, std::uint64_t n) {  // of the 
         for (int j = 0; j < 8; ++j) lanes[j] += within(g[i + j], bound) * within(g[i + j], bound);
     for (; i < n; ++i) sum += within(g[i], bound) * within(g[i], bound);
     for (float lane : lanes) sum += lane;
-    return std::sqrt(sum);
+    return __builtin_sqrtf(sum);
 }
 
 // -- the rules ---------------------------------------------------------------------------------------------------------
 
-template <bool kClips>
-inline float told(const Rule& r, const Stride& s, float g, float w) {
-    if (kClips) g = within(g, r.clip_value) * s.gradient;
+CLIPPER_KERNEL float told(bool clips, const Rule& r, const Stride& s, float g, float w) {
+    if (clips) g = within(g, r.clip_value) * s.gradient;
     return g + r.l2 * w;
 }
 
-template <bool kClips>
-inline void sgd(const Rule& r, const Stride& s, Floats w, Gradient g, std::uint64_t n) {
-    for (std::uint64_t i = 0; i < n; ++i) w[i] -= s.rate * told<kClips>(r, s, g[i], w[i]);
+CLIPPER_KERNEL void sgd(bool clips, const Rule& r, const Stride& s, Floats w, Gradient g, std::uint64_t n) {
+    for (std::uint64_t i = 0; i < n; ++i) w[i] -= s.rate * told(clips, r, s, g[i], w[i]);
 }
 
-template <bool kClips, bool kNesterov>
-inline void momentum(const Rule& r, const Stride& s, Floats w, Floats v, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void momentum(
+    bool clips, bool nesterov, const Rule& r, const Stride& s, Floats w, Floats v, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told<kClips>(r, s, g[i], w[i]);
+        const float gi = told(clips, r, s, g[i], w[i]);
         const float vi = r.momentum * v[i] + gi;
         v[i] = vi;
-        w[i] -= s.rate * (kNesterov ? gi + r.momentum * vi : vi);
+        w[i] -= s.rate * (nesterov ? gi + r.momentum * vi : vi);
     }
 }
 
-template <bool kClips>
-inline void adagrad(const Rule& r, const Stride& s, Floats w, Floats a, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w, Floats a, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told<kClips>(r, s, g[i], w[i]);
+        const float gi = told(clips, r, s, g[i], w[i]);
         const float ai = a[i] + gi * gi;
         a[i] = ai;
-        w[i] -= s.rate * gi / (std::sqrt(ai) + r.eps);
+        w[i] -= s.rate * gi / (__builtin_sqrtf(ai) + r.eps);
     }
 }
 
-template <bool kClips, bool kMax>
-inline void adam(const Rule& r, const Stride& s, Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void adam(
+    bool clips, bool keeps_top, const Rule& r, const Stride& s, Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
     const float rate = s.rate * s.first;
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told<kClips>(r, s, g[i], w[i]);
+        const float gi = told(clips, r, s, g[i], w[i]);
         const float mi = m[i] + (1.0f - r.beta1) * (gi - m[i]);
         const float vi = r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi;
         m[i] = mi;
         v[i] = vi;
         float under = vi;
-        if (kMax) top[i] = under = top[i] > vi ? top[i] : vi;
-        w[i] -= rate * mi / (std::sqrt(under) * s.second + r.eps);
+        if (keeps_top) top[i] = under = top[i] > vi ? top[i] : vi;
+        w[i] -= rate * mi / (__builtin_sqrtf(under) * s.second + r.eps);
     }
 }
 
-template <bool kClips>
-inline void ftrl(const Rule& r, const Stride& s, Floats w, Floats n2, Floats z, Gradient g, std::uint64_t n) {
+CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, Floats n2, Floats z, Gradient g, std::uint64_t n) {
     const float per_rate = 1.0f / s.rate;
     Rule plain = r;
     plain.l2 = 0.0f;  // it is in the closed form below
     for (std::uint64_t i = 0; i < n; ++i) {
-        const float gi = told<kClips>(plain, s, g[i], w[i]);
-        const float before = std::sqrt(n2[i]);
-        const float ni = n2[i] + gi * gi, after = std::sqrt(ni);
+        const float gi = told(clips, plain, s, g[i], w[i]);
+        const float before = __builtin_sqrtf(n2[i]);
+        const float ni = n2[i] + gi * gi, after = __builtin_sqrtf(ni);
         const float zi = z[i] + gi - (after - before) * per_rate * w[i];
         n2[i] = ni;
         z[i] = zi;
-        const float beyond = std::fabs(zi) - r.l1;
-        const float pulled = -std::copysign(beyond, zi) / ((r.beta + after) * per_rate + r.l2);
+        const float beyond = __builtin_fabsf(zi) - r.l1;
+        const float pulled = -__builtin_copysignf(beyond, zi) / ((r.beta + after) * per_rate + r.l2);
         w[i] = beyond > 0.0f ? pulled : 0.0f;
     }
 }
 
-template <bool kClips>
-inline void step_by(const Rule& r, const Stride& s, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
+CLIPPER_KERNEL void step_by(
+    bool clips, const Rule& r, const Stride& s, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
     switch (r.kind) {
-        case SGD: return sgd<kClips>(r, s, w, g, n);
-        case MOMENTUM: return momentum<kClips, false>(r, s, w, slots, g, n);
-        case NESTEROV: return momentum<kClips, true>(r, s, w, slots, g, n);
-        case ADAGRAD: return adagrad<kClips>(r, s, w, slots, g, n);
-        case ADAM: return adam<kClips, false>(r, s, w, slots, slots + apart, nullptr, g, n);
-        case AMSGRAD: return adam<kClips, true>(r, s, w, slots, slots + apart, slots + 2 * apart, g, n);
-        default: return ftrl<kClips>(r, s, w, slots, slots + apart, g, n);
+        case SGD: return sgd(clips, r, s, w, g, n);
+        case MOMENTUM: return momentum(clips, false, r, s, w, slots, g, n);
+        case NESTEROV: return momentum(clips, true, r, s, w, slots, g, n);
+        case ADAGRAD: return adagrad(clips, r, s, w, slots, g, n);
+        case ADAM: return adam(clips, false, r, s, w, slots, slots + apart, nullptr, g, n);
+        case AMSGRAD: return adam(clips, true, r, s, w, slots, slots + apart, slots + 2 * apart, g, n);
+        default: return ftrl(clips, r, s, w, slots, slots + apart, g, n);
     }
 }
 
 // w[n] and its slots, each `apart` floats after the one before, by the gradient g[n].
 inline void optimizer_step(
     const Rule& r, const Stride& step, float* w, float* slots, std::uint64_t apart, const float* g, std::uint64_t n) {
-    if (!(r.clip_value < INFINITY) && !(r.clip_norm < INFINITY)) return step_by<false>(r, step, w, slots, apart, g, n);
+    if (!(r.clip_value < INFINITY) && !(r.clip_norm < INFINITY)) return step_by(false, r, step, w, slots, apart, g, n);
     Stride clipped = step;
     const float norm = r.clip_norm < INFINITY ? norm_within(g, r.clip_value, n) : 0.0f;
     clipped.gradient = norm > r.clip_norm ? r.clip_norm / norm : 1.0f;
-    step_by<true>(r, clipped, w, slots, apart, g, n);
+    step_by(true, r, clipped, w, slots, apart, g, n);
 }
 
+#undef CLIPPER_KERNEL
 #pragma GCC pop_options
 
 }  // namespace clipper

@@ -1,0 +1,220 @@
+"""The parameter server: rows pulled and pushed beside what memory allows, torch, numpy and a dict (--rows pull,push,memory).
+
+Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all contenders in turn. Those over a
+socket are wall time, closed loop, 512 rows of 64 floats.
+"""
+
+import contextlib
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
+from clipper_core.embedding import Table
+from clipper_core.optimizer import Optimizer
+
+BATCH = 4096
+SOURCE = Path(__file__).with_name("rows_floor.c")
+NO_TORCH = "not measured: torch is not installed"
+NO_COMPILER = "not measured: no C compiler to build bench/system/rows_floor.c"
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
+    groups: dict[str, Callable[[bool], list[Row]]] = {
+        "pull": pulls, "push": pushes, "memory": memory,
+    }  # fmt: skip
+    if rows and (unknown := [name for name in rows if name not in groups]):
+        raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
+    found: list[Row] = []
+    for name in rows or groups:
+        try:
+            found += groups[name](quick)
+        except Exception as error:
+            found.append(absent(name, "", f"{FAILED}: {type(error).__name__}: {error}"))
+    return found
+
+
+# -- rows in memory
+
+
+def pulls(quick: bool) -> list[Row]:
+    n = 50_000 if quick else 1_000_000
+    dims = [16, 64] if quick else [16, 64, 128]
+    return [one for dim in dims for one in _pull(n, dim, quick)]
+
+
+def _pull(n: int, dim: int, quick: bool) -> list[Row]:
+    world = World(n, dim)
+    out = np.empty((BATCH, dim), np.float32)
+    by_id = {int(i): row for i, row in zip(world.ids[:20_000], world.weights, strict=False)} if dim == 64 else {}
+    order = np.argsort(world.ids)
+    sorted_ids = world.ids[order]
+    cases: dict[str, Callable[[Ids], object]] = {
+        "ours": lambda places: world.table.pull(world.ids[places], out=out),
+        "numpy.take, rows known": lambda places: np.take(world.weights, places, axis=0, out=out, mode="clip"),
+        "searchsorted and take": lambda places: np.take(
+            world.weights, order[np.searchsorted(sorted_ids, world.ids[places])], axis=0, out=out, mode="clip"
+        ),
+    }
+    if by_id:
+        cases["dict of arrays"] = lambda places: np.stack([by_id[i] for i in world.ids[places % 20_000].tolist()])
+    with floor() as kernel:
+        if kernel is not None:
+            cases["limit: index line and row"] = lambda places: kernel.gather_by_lines(
+                _at(world.weights), dim, _at(world.lines), _at(places), len(places), _at(out)
+            )
+        if (torch := torch_module()) is not None:
+            weights, into = torch.from_numpy(world.weights), torch.from_numpy(out)
+            cases["torch index_select, rows known"] = lambda places: torch.index_select(
+                weights, 0, torch.from_numpy(places), out=into
+            )
+        rates = world.rates(cases, 20 if quick else 60, 3 if quick else 7)
+    return _beside(f"pull, dim {dim}", rates, {
+        "limit: index line and row": Goal("at_least", 0.65 if dim == 16 else 0.8),
+        "searchsorted and take": Goal("at_least", 6),
+        "torch index_select, rows known": Goal("at_least", 0.65) if dim == 64 else None,
+        "numpy.take, rows known": None,
+        "dict of arrays": None,
+    })  # fmt: skip
+
+
+def pushes(quick: bool) -> list[Row]:
+    n = 50_000 if quick else 1_000_000
+    return [*_push(n, 64, "adagrad", 4.0, quick), *_push(n, 64, "adam", 6.0, quick)]
+
+
+def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[Row]:
+    world = World(n, dim, optimizer)
+    gradients = np.random.default_rng(1).standard_normal((BATCH, dim)).astype(np.float32)
+    cases: dict[str, Callable[[Ids], object]] = {"ours": lambda places: world.table.push(world.ids[places], gradients)}
+    with floor() as kernel:
+        if kernel is not None:
+            moved = np.zeros((n, 2 * dim), np.float32)
+            cases["limit: read, change, write"] = lambda places: kernel.update(
+                _at(moved), dim, _at(places), len(places), _at(gradients)
+            )
+        if (torch := torch_module()) is not None:
+            cases["torch, sparse gradients"] = _torch_step(torch, world.weights.copy(), optimizer, gradients)
+        rates = world.rates(cases, 10 if quick else 30, 3 if quick else 7)
+    goals = {"torch, sparse gradients": Goal("at_least", better)}
+    if optimizer == "adagrad":
+        goals["limit: read, change, write"] = Goal("at_least", 0.55)
+    else:
+        rates.pop("limit: read, change, write", None)  # Adam moves half as much again
+    return _beside(f"push, exact {optimizer}, dim {dim}", rates, goals)
+
+
+def _torch_step(torch: Any, weights: Any, optimizer: str, gradients: Any) -> Callable[[Ids], object]:
+    parameter = torch.nn.Parameter(torch.from_numpy(weights))
+    kinds = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
+    steps, given = kinds[optimizer]([parameter], lr=0.01), torch.from_numpy(gradients)
+
+    def step(places: Ids) -> None:
+        parameter.grad = torch.sparse_coo_tensor(torch.from_numpy(places)[None], given, parameter.shape, check_invariants=False)
+        steps.step()
+
+    return step
+
+
+def memory(quick: bool) -> list[Row]:
+    n = 100_000 if quick else 1_000_000
+    table = World(n, 64).table
+    each = table.nbytes / len(table) - 4 * table.width
+    return [row("memory of a row, beyond its floats and state", each, "bytes", goal=Goal("value_at_most", 24), note=f"{n} rows")]
+
+
+class World:
+    """A table of n rows under random 64-bit ids; the same weights as an array whose row numbers are known."""
+
+    def __init__(self, n: int, dim: int, optimizer: str = "adagrad") -> None:
+        self.draw = np.random.default_rng(0)
+        self.ids = self.draw.integers(-(2**63), 2**63 - 1, n)
+        self.weights = self.draw.standard_normal((n, dim)).astype(np.float32)
+        self.table = Table("bench", dim, optimizer=Optimizer(optimizer))
+        for at in range(0, n, BATCH):
+            self.table.write(self.ids[at : at + BATCH], self.weights[at : at + BATCH])
+        self.lines = np.zeros((n, 8), np.int64)
+        self.lines[:, 0] = np.arange(n)
+
+    def rates(self, cases: dict[str, Callable[[Ids], object]], batches: int, turns: int) -> dict[str, Sample]:
+        """Millions of rows a second of CPU time: of each turn, the median batch."""
+
+        def measure(run: Callable[[Ids], object]) -> Callable[[], float]:
+            def once() -> float:
+                took = []
+                for _ in range(batches):
+                    places = self.draw.integers(0, len(self.ids), BATCH)
+                    begun = time.thread_time_ns()
+                    run(places)
+                    took.append(time.thread_time_ns() - begun)
+                return BATCH / float(np.median(took)) * 1e3
+
+            return once
+
+        return interleave({name: measure(run) for name, run in cases.items()}, turns)
+
+
+def _beside(name: str, rates: dict[str, Sample], goals: dict[str, Goal | None]) -> list[Row]:
+    """Ours, beside each of the others."""
+    ours = rates["ours"]
+    found = [row(f"{name}, of {peer}", ours, "Mrow/s", peer, rates[peer], goal) for peer, goal in goals.items() if peer in rates]
+    missing = {"limit": NO_COMPILER, "torch": NO_TORCH}
+    for peer, goal in goals.items():
+        if peer not in rates and (why := next((text for start, text in missing.items() if peer.startswith(start)), "")):
+            found.append(absent(f"{name}, of {peer}", "Mrow/s", why, peer, goal))
+    return found
+
+
+# -- what it is held against
+
+
+@contextlib.contextmanager
+def floor() -> Iterator[Any]:
+    """rows_floor.c; None where there is no compiler."""
+    compiler = next((path for name in ("gcc", "cc", "clang") if (path := shutil.which(name))), None)
+    if compiler is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
+        library = Path(folder, "rows.so")
+        subprocess.run([compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
+        found = ctypes.CDLL(str(library))
+        yield Kernel(found)
+
+
+class Kernel:
+    """Addresses and numbers as C has them."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def gather_by_lines(self, rows: int, dim: int, lines: int, places: int, n: int, out: int) -> None:
+        self._call(self._library.gather_by_lines, rows, dim, lines, places, n, out)
+
+    def update(self, rows: int, dim: int, places: int, n: int, gradients: int) -> None:
+        self._call(self._library.update, rows, dim, places, n, gradients)
+
+    @staticmethod
+    def _call(function: Any, *values: int) -> None:
+        function(*(ctypes.c_int64(value) for value in values))
+
+
+def _at(array: Any) -> int:
+    return int(array.ctypes.data)
+
+
+def torch_module() -> Any:
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.set_num_threads(1)
+    return torch

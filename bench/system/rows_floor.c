@@ -1,0 +1,50 @@
+// What memory asks of whoever gathers rows: the rows alone, and with one line of an index before each. Random places, known ahead,
+// fetched in blocks as the tables do it. gcc -O3 -march=native -shared
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { BLOCK = 32 };
+
+static void fetch(const float *row, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(row + d);
+}
+
+// out[n, dim] = rows[places]
+void gather(const float *rows, int64_t dim, const int64_t *places, int64_t n, float *out) {
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t end = at + BLOCK < n ? at + BLOCK : n;
+        for (int64_t i = at; i < end; ++i) fetch(rows + places[i] * dim, dim);
+        for (int64_t i = at; i < end; ++i) memcpy(out + i * dim, rows + places[i] * dim, (size_t)dim * sizeof(float));
+    }
+}
+
+// The same, and the place of each row is read from a line of 64 bytes: lines[n_lines, 8], of which the first word is the place.
+void gather_by_lines(const float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n, float *out) {
+    int64_t places[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t end = at + BLOCK < n ? at + BLOCK : n;
+        for (int64_t i = at; i < end; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
+        for (int64_t i = at; i < end; ++i) {
+            places[i - at] = lines[8 * at_line[i]];
+            fetch(rows + places[i - at] * dim, dim);
+        }
+        for (int64_t i = at; i < end; ++i) memcpy(out + i * dim, rows + places[i - at] * dim, (size_t)dim * sizeof(float));
+    }
+}
+
+// weights[places] and the state beside them read, changed, written: what an update moves. gradients[n, dim]
+void update(float *rows, int64_t dim, const int64_t *places, int64_t n, const float *gradients) {
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t end = at + BLOCK < n ? at + BLOCK : n;
+        for (int64_t i = at; i < end; ++i) fetch(rows + places[i] * 2 * dim, 2 * dim);
+        for (int64_t i = at; i < end; ++i) {
+            float *row = rows + places[i] * 2 * dim;
+            const float *g = gradients + i * dim;
+            for (int64_t d = 0; d < dim; ++d) {
+                row[d] += g[d];
+                row[dim + d] += g[d];
+            }
+        }
+    }
+}
