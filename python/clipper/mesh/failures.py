@@ -49,15 +49,17 @@ class Failed:
     fault: Fault
 
 
-def verdict(model: MeshModel, now_ms: int, settings: MeshSettings) -> Failed | None:
-    """Whether the model has failed for now: nobody tries it before retry_ms."""
+def verdict(model: MeshModel, now_ms: int, settings: MeshSettings, places: int = 0) -> Failed | None:
+    """Whether the model has failed for now: nobody tries it before retry_ms. places: instances that there are, where it is
+    known: more cannot try."""
     if not model.failures:
         return None
     standing = [failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms]
     artifact = [failure for failure in standing if failure.fault == "artifact"]
-    if len(artifact) < min(ARTIFACT_TRIES, settings.tries) and len(standing) < settings.tries:
+    tries = min(settings.tries, places or settings.tries)
+    if len(artifact) < min(ARTIFACT_TRIES, tries) and len(standing) < tries:
         return None
-    blamed = artifact if len(artifact) >= min(ARTIFACT_TRIES, settings.tries) else standing
+    blamed = artifact if len(artifact) >= min(ARTIFACT_TRIES, tries) else standing
     last = max(blamed, key=lambda failure: failure.time_ms)
     return Failed(last.why, min(blocked_until(failure, settings) for failure in blamed), last.fault)
 

@@ -113,7 +113,10 @@ class Managing(Parts):
             return "LOADED"
         if copies:
             return "LOADING"
-        return "LOADING_FAILED" if failures.verdict(record, now_ms(), self.settings) else "NOT_LOADED"
+        return "LOADING_FAILED" if self._failed(record) else "NOT_LOADED"
+
+    def _failed(self, record: MeshModel) -> failures.Failed | None:
+        return failures.verdict(record, now_ms(), self.settings, len(self.registry.alive()))
 
     def ensure_loaded(self, id: str, *, sync: bool = False, used_ms: int = 0) -> ModelStatus:
         self._check_open()
@@ -251,7 +254,7 @@ class Managing(Parts):
         return Explanation(id, status.status, verdicts, self.notes.of(id), self._next(record, status))
 
     def _next(self, record: MeshModel, status: ModelStatus) -> str:
-        failed = failures.verdict(record, now_ms(), self.settings)
+        failed = self._failed(record)
         if status.status == "LOADED":
             copies = ", ".join(copy.instance for copy in status.copies if copy.state == "LOADED")
             return f"It is served by {copies}, until it is the one of least worth where room is needed."

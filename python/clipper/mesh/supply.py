@@ -136,7 +136,7 @@ class Supply:
         """It was tried often enough: queries are refused until it may be tried again."""
         if loaded_copies(record, self.registry.alive()):
             return False
-        failed = failures.verdict(record, now_ms(), self.settings)
+        failed = failures.verdict(record, now_ms(), self.settings, len(self.registry.alive()))
         if failed is None:
             return False
         route.why = f"it could not be loaded: {failed.why}"
@@ -225,7 +225,7 @@ class Supply:
                 alive = self.registry.alive()
                 if len(loaded_copies(record, alive)) >= copies:
                     return
-                if (failed := failures.verdict(record, now_ms(), self.settings)) is not None:
+                if (failed := failures.verdict(record, now_ms(), self.settings, len(alive))) is not None:
                     raise Failed(failed.why, failed.fault)
                 is_claimed = len(alive_copies(record, alive)) >= copies
                 if is_claimed or not await self._load_once(record, used_ms, copies, tried):

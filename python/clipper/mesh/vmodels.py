@@ -194,7 +194,7 @@ def step(
         return Switch(f"the target has {has} loaded {'copy' if has == 1 else 'copies'}")
     if vmodel.give_up_ms and now_ms >= vmodel.give_up_ms:
         return Wait(vmodel.why, settled=True) if vmodel.failed else Fail("its target was not loaded in time")
-    over = failures.verdict(target, now_ms, settings)
+    over = failures.verdict(target, now_ms, settings, places)
     if over and not has:
         return Wait(f"{over.why}; again in {max(0, over.retry_ms - now_ms) // 1000} s") if vmodel.failed else Fail(over.why)
     return LoadTarget(target.id, needed, f"{has} of {needed} copies are loaded")

@@ -129,6 +129,7 @@ def test_how_long_a_failure_blocks(fault: Any, count: int, seconds: int) -> None
 def test_a_model_has_failed_after_three_instances_or_two_that_blame_it() -> None:
     host = {i: Failure(NOW, "no memory", "host") for i in "ab"}
     assert failures.verdict(MeshModel("m", "onnx", failures=host), NOW, SETTINGS) is None
+    assert failures.verdict(MeshModel("m", "onnx", failures=host), NOW, SETTINGS, len(host)) is not None, "there are no more"
     three = MeshModel("m", "onnx", failures={**host, "c": Failure(NOW + 1, "full", "host")})
     failed = failures.verdict(three, NOW, SETTINGS)
     assert failed == failures.Failed("full", NOW + 10_000, "host")
