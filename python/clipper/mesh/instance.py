@@ -86,7 +86,8 @@ class LocalModels:
         self._jobs: dict[str, _Job] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.loading = 0
-        self.stopping = False
+        self.stopping = False  # it takes no more models
+        self.closed = False
         self.counts = MeshCounts()
 
     @property
@@ -101,11 +102,12 @@ class LocalModels:
         """Models of a type share one."""
         return self._hosts[crc32(model.type.encode()) % len(self._hosts)]
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> "asyncio.Task[Any]":
         """Run it to its end, whoever asked for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
@@ -352,7 +354,7 @@ class LocalModels:
         self._begin(id, used_ms, waiting=False, copies=0, why=", again after its host had died")
 
     async def stop(self) -> None:
-        self.stopping = True
+        self.stopping = self.closed = True
         for job in self._jobs.values():
             if not job.done.done():
                 job.done.set_exception(Failed(f"{self.me} is stopping", "none"))

@@ -169,7 +169,7 @@ class Leading(Parts):
     def vmodels_moved(self) -> None:
         """One has been set, or may go on: the leader looks until all are settled."""
         if self.is_leader and (self._stepping is None or self._stepping.done()) and not self._stopping:
-            self._stepping = asyncio.get_running_loop().create_task(self._step_vmodels())
+            self._stepping = self.local.spawn(self._step_vmodels())
 
     async def _step_vmodels(self) -> None:
         loads: dict[str, asyncio.Task[None]] = {}
@@ -190,7 +190,7 @@ class Leading(Parts):
             if task is None or task.done():
                 self.notes.note(step.model, f"target of {vmodel.id}", step.why)
                 work = self._load_quietly(step.model, now_ms(), step.copies)
-                loads[step.model] = asyncio.get_running_loop().create_task(work)
+                loads[step.model] = self.local.spawn(work)
         elif isinstance(step, vmodels.Switch | vmodels.Fail):
             await self._write_step(vmodel, step)
 

@@ -185,16 +185,19 @@ class Managing(Parts):
         self._tell(self.vmodels_moved)
         if load_now and after is not None and after.active == after.target:
             self.ensure_loaded(target, sync=sync)
-        if sync:
-            self._await_vmodel(id)
+        if sync and after is not None:
+            self._await_vmodel(after)
         return self.vmodel_status(id, owner)
 
-    def _await_vmodel(self, id: str) -> None:
-        """Until it has switched, or cannot."""
+    def _await_vmodel(self, told: VModel) -> None:
+        """Until it has switched, or cannot. told: as it was written."""
+        id = told.id
 
         def is_settled(_: object) -> bool:
-            vmodel = self.registry.vmodels.get(id)
-            return self._stopping or vmodel is None or vmodel.active == vmodel.target or vmodel.failed or bool(vmodel.share)
+            vmodel: VModel | None = self.registry.vmodels.get(id)
+            if self._stopping or vmodel is None or vmodel.since_ms < told.since_ms:
+                return self._stopping
+            return vmodel.active == vmodel.target or vmodel.failed or bool(vmodel.share)
 
         limit_s = self.settings.load_s * self.settings.tries
         if not self.registry.vmodels.wait_for(is_settled, limit_s):

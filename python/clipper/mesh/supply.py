@@ -79,7 +79,7 @@ class Supply:
 
     def miss(self, route: Route) -> None:
         """A query of it waits, or may."""
-        if route.id not in self._serving and not self.local.stopping:
+        if route.id not in self._serving and not self.local.closed:
             self._serving[route.id] = asyncio.Event()
             self.misses += 1
             self.local.spawn(self._serve(route))

@@ -1,0 +1,259 @@
+"""The mesh on several nodes over one store: who is asked need not be who holds, and whoever holds may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import UnknownModel
+from clipper.mesh.records import Policy
+from clipper.testing import wait_until
+
+MODELS = "def double(rows):\n    return rows * 2\ndef triple(rows):\n    return rows * 3\n"
+QUICK = {"enabled": True, "publish_s": 0.05, "rate_s": 0.1, "lease_s": 0.6, "reaper_s": 0.2, "janitor_s": 0.2, "drain_s": 5.0}
+ROW = np.arange(3.0)
+NODE = """
+import sys, clipper
+state, folder, name = sys.argv[1:]
+with clipper.start(state=state, folder=folder, mesh={**%r, "name": name}, drain_s=1.0) as server:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+Start = Callable[..., clipper.ClipperServer]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models.py").write_text(MODELS)
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts a node in this process."""
+    nodes: list[clipper.ClipperServer] = []
+
+    def do(name: str, **mesh: Any) -> clipper.ClipperServer:
+        settings = {**QUICK, "name": name, **mesh}
+        node = clipper.start(state=f"sqlite:{folder}/mesh.db", folder=str(folder / name), mesh=settings, drain_s=1.0)
+        nodes.append(node)
+        return node
+
+    yield do
+    for node in nodes:
+        node.close(drain_s=0)
+
+
+@pytest.fixture
+def spawn(folder: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts a node in a process of its own."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def do(name: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", NODE % (QUICK,), f"sqlite:{folder}/mesh.db", str(folder / name), name]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield do
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def register(node: clipper.ClipperServer, folder: Path, id: str = "m", **settings: Any) -> None:
+    node.register_model(id, "models.py:double", key=str(folder), **settings)
+
+
+def ask(node: clipper.ClipperServer, id: str = "m", row: Any = ROW) -> Any:
+    answer = node.predict(id, row, slo_ms=20_000).result(30)
+    assert not answer.is_default, answer.reason
+    return answer.output
+
+
+def holders(node: clipper.ClipperServer, id: str = "m") -> list[str]:
+    return sorted(copy.instance for copy in node.mesh.status(id).copies if copy.state == "LOADED")
+
+
+def alive(node: clipper.ClipperServer) -> list[str]:
+    return [instance.id for instance in node.mesh.instances()]
+
+
+def hold_back(node: clipper.ClipperServer, stops: bool, *seen_by: clipper.ClipperServer) -> None:
+    """Have a node take no models, so that others get them; or take them again."""
+    node.mesh.local.stopping = stops
+    id = node.mesh.instance
+    for other in (node, *seen_by):
+        wait_until(lambda other=other: other.mesh.registry.instances[id].stopping == stops)
+
+
+class Asking:
+    """Queries that go on, one after another, each another row; `failed` has what none may have."""
+
+    def __init__(self, node: clipper.ClipperServer, id: str = "m") -> None:
+        self.failed: list[str] = []
+        self.count = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(node, id))
+
+    def _run(self, node: clipper.ClipperServer, id: str) -> None:
+        while not self._stop.is_set():
+            self.count += 1
+            answer = node.predict(id, ROW + self.count, slo_ms=20_000).result(30)
+            if answer.is_default:
+                self.failed.append(answer.reason)
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_any_node_answers_and_one_holds(start: Start, folder: Path) -> None:
+    nodes = [start(name) for name in "abc"]
+    register(nodes[0], folder)
+    for n, node in enumerate(nodes):
+        wait_until(lambda node=node: "m" in node.mesh.registry.models)
+        assert ask(node, row=ROW + n)[0] == 2.0 * n
+    assert len(holders(nodes[1])) == 1
+    nodes[1].mesh.unregister("m")
+    wait_until(lambda: not any(node.mesh.local.held for node in nodes))
+    for node in nodes:
+        wait_until(lambda node=node: node.mesh.routes.get("m") is None)
+        with pytest.raises(UnknownModel):
+            node.predict("m", ROW)
+
+
+def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -> None:
+    nodes = [start(name, rate_s=10.0) for name in "abc"]
+    for id in ("m", "n"):
+        register(nodes[0], folder, id)
+    wait_until(lambda: all("n" in node.mesh.registry.models for node in nodes))
+    with ThreadPoolExecutor(16) as pool:
+        asked = list(pool.map(lambda i: ask(nodes[i % 3], "mn"[i % 2], ROW + i)[0], range(300)))
+    assert asked == [2.0 * i for i in range(300)]
+    assert sum(node.mesh.stats()["loads"] for node in nodes) == 2
+    assert [len(holders(node, id)) for node in nodes for id in ("m", "n")] == [1] * 6
+
+
+def test_what_was_just_registered_elsewhere_is_found(start: Start, folder: Path) -> None:
+    one, other = start("a"), start("b")
+    for n in range(10):
+        register(one, folder, f"m{n}")
+        assert ask(other, f"m{n}").tolist() == [0.0, 2.0, 4.0]
+
+
+def test_a_node_that_is_killed_takes_no_query_with_it(
+    start: Start, spawn: Callable[[str], subprocess.Popen[bytes]], folder: Path
+) -> None:
+    node = start("a", labels=("here",))
+    process = spawn("b")
+    wait_until(lambda: alive(node) == ["a", "b"])
+    hold_back(node, True)
+    register(node, folder)
+    ask(node)
+    assert holders(node) == ["b"]
+    hold_back(node, False)
+    with Asking(node) as asking:
+        wait_until(lambda: asking.count > 20)
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: holders(node) == ["a"])
+        before = asking.count
+        wait_until(lambda: asking.count > before + 20)
+    assert not asking.failed
+    wait_until(lambda: "b" not in node.mesh.registry.models["m"].copies)
+
+
+def test_a_node_that_leaves_has_its_models_moved_first(start: Start, folder: Path) -> None:
+    one, other = start("a"), start("b")
+    wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
+    hold_back(other, True, one)
+    for n in range(5):
+        register(one, folder, f"m{n}")
+        ask(one, f"m{n}")
+    assert holders(one, "m4") == ["a"]
+    hold_back(other, False, one)
+    seen = []
+    with Asking(other, "m0") as asking:
+        wait_until(lambda: asking.count > 5)
+        progress = one.mesh.drain(seen.append)
+        assert (progress.total, progress.done, progress.failed) == (5, 5, 0)
+        before = asking.count
+        one.close()
+        wait_until(lambda: asking.count > before + 5)
+    assert not asking.failed
+    assert seen[0].left == 5
+    assert {tuple(holders(other, f"m{n}")) for n in range(5)} == {("b",)}
+
+
+def test_a_node_that_was_taken_for_dead_comes_back_with_what_it_holds(start: Start, folder: Path) -> None:
+    one, other = start("a"), start("b")
+    wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
+    hold_back(other, True, one)
+    register(one, folder)
+    ask(one)
+    hold_back(other, False, one)
+    lease = one.mesh.registry.lease
+    assert lease is not None
+    one.mesh.registry.store.revoke(lease.id)
+    lease.lost.set()
+    wait_until(lambda: not one.mesh.registry.is_fenced and alive(other) == ["a", "b"])
+    assert ask(other, row=ROW + 5)[0] == 10.0
+
+    def agreed() -> bool:
+        held = [node.mesh.instance for node in (one, other) if "m" in node.mesh.local.held]
+        return len(held) == 1 and holders(other) == held
+
+    wait_until(agreed)
+    assert ask(other, row=ROW + 6)[0] == 12.0
+
+
+def test_a_model_much_used_has_another_copy_and_both_serve(start: Start, folder: Path) -> None:
+    one, other = start("a", rate_per_copy=10), start("b", rate_per_copy=10)
+    wait_until(lambda: alive(one) == ["a", "b"] == alive(other))
+    register(one, folder)
+    with Asking(one) as asking:
+        wait_until(lambda: holders(one) == ["a", "b"])
+        route = one.mesh.routes.get("m")
+        assert route is not None
+        wait_until(lambda: len(route.lenders) == 2)
+    assert not asking.failed
+
+
+def test_a_policy_is_kept(start: Start, folder: Path) -> None:
+    nodes = [start(name) for name in "ab"]
+    wait_until(lambda: len(alive(nodes[0])) == 2)
+    register(nodes[0], folder, policy=Policy(copies_min=2))
+    wait_until(lambda: holders(nodes[0]) == ["a", "b"])
+
+
+def test_a_vmodel_is_switched_without_a_lost_query(start: Start, folder: Path) -> None:
+    nodes = [start(name) for name in "ab"]
+    register(nodes[0], folder)
+    nodes[0].register_model("t", "models.py:triple", key=str(folder))
+    nodes[0].mesh.set_vmodel("v", "m")
+    wait_until(lambda: nodes[1].mesh.routes.route("v") is not None)
+    with Asking(nodes[1], "v") as asking:
+        wait_until(lambda: asking.count > 5)
+        told = nodes[1].mesh.set_vmodel("v", "t", sync=True)
+        assert (told.active, told.previous) == ("t", "m")
+        wait_until(lambda: ask(nodes[1], "v", ROW + 1000.5)[0] == 3001.5)
+    assert not asking.failed
+    assert nodes[0].mesh.rollback_vmodel("v").target == "m"
+    wait_until(lambda: nodes[0].mesh.vmodel_status("v").active == "m")
