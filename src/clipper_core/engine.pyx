@@ -89,6 +89,8 @@ cdef class Engine:
         e.writers = new vector[u32]()
         e.closing = new vector[u32]()
         e.hot = new vector[u32]()
+        e.watched = new vector[u32]()
+        e.waits = new vector[u32]()
         e.moves = new vector[Command]()
         if e.cache != NULL:
             e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
@@ -118,6 +120,8 @@ cdef class Engine:
         del e.writers
         del e.closing
         del e.hot
+        del e.watched
+        del e.waits
         del e.moves
         free(e.models)
         free(e.links)
@@ -177,12 +181,13 @@ cdef class Engine:
     # -- control: what Python's control thread says and hears
 
     def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False,
-               bint shared=False, bint sessions=False, u32 mode=0,
+               bint shared=False, bint sessions=False, bint quiet=False, u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME.
 
         shared: it can map rows; they are shared with it if its connection passes descriptors. sessions: it is told the salt
-        of each row as its session; nothing is shared with it then.
+        of each row as its session; nothing is shared with it then. quiet: neither side sends heartbeats or minds silence: that
+        its process lives is known otherwise.
         """
         cdef Command command
         if model >= self.state.model_count.load(acquire):
@@ -196,6 +201,7 @@ cdef class Engine:
         command.checked = checked
         command.shared = shared
         command.sessions = sessions
+        command.quiet = quiet
         command.batching.mode = mode
         command.batching.size_max = min(size_max, self.state.limits.rows_max)
         command.batching.step = step
@@ -357,7 +363,7 @@ cdef class Engine:
     # -- looking in
 
     def snapshot(self):
-        """Counters and gauges now, as plain dicts: `cache`, `models` (by index), `links_max`, `issued`, `answered`."""
+        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those unlisted), `issued`, `answered`."""
         cdef EngineState* e = self.state
         return {
             "issued": self.delivery.issued,
@@ -366,8 +372,17 @@ cdef class Engine:
             "queue_bytes": e.lanes.heap_bytes.load(relaxed),
             "cache": {"bytes": cache_bytes(e.cache), "entries": cache_entries(e.cache),
                       "evictions": cache_evictions(e.cache)},
-            "models": [_model_snapshot(e.models[i]) for i in range(e.model_count.load(acquire))],
+            "models": [_model_snapshot(e.models[i]) for i in range(e.model_count.load(acquire))
+                       if not e.models[i].unlisted],
         }
+
+    def model_counts(self, u32 model):
+        """Of one model, listed or not: rows `submitted`, of these `answered` in whatever way and `in_flight` (some `queued`);
+        `hits`, `joined`, `evaluated`, `batches`, `refused` (at submission, by status name), `replicas`, `delay_us` (what a row
+        submitted now would wait, as forecast). Counters are read one by one, so they may disagree by what happens meanwhile."""
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        return _model_counts(self.state.models[model])
 
     def replica(self, u32 conn):
         """The batcher of connection `conn`: its limit, counts, fit and latency profile; `accuracy` as its model says it (None: it
@@ -413,6 +428,29 @@ cdef void _end_tasks(EngineState* e) noexcept nogil:
         lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
     asking_close(e.lanes)
     delivery_flush(e.delivery)
+
+
+cdef object _model_counts(ModelState* model):
+    cdef Tally* t = &model.tally
+    cdef u32 i
+    cdef u64 ended = 0, refused = 0, hits = t.hits.load(relaxed)
+    for i in range(STATUSES):
+        ended += t.ended[i].load(relaxed)
+        refused += t.refused[i].load(relaxed)
+    cdef u64 arrived = max(t.arrived.load(relaxed), ended)
+    return {
+        "submitted": hits + refused + arrived,
+        "answered": hits + refused + ended,
+        "in_flight": arrived - ended,
+        "queued": t.queued.load(relaxed),
+        "hits": hits,
+        "joined": t.joined.load(relaxed),
+        "evaluated": t.evaluated.load(relaxed),
+        "batches": t.batches.load(relaxed),
+        "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES) if t.refused[i].load(relaxed)},
+        "replicas": t.replicas.load(relaxed),
+        "delay_us": model.crew.delay_us.load(relaxed),
+    }
 
 
 cdef object _model_snapshot(ModelState* model):

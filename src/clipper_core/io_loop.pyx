@@ -27,10 +27,13 @@ cdef extern from *:
     #include <netinet/in.h>
     #include <netinet/tcp.h>
     static inline void clipper_no_delay(int fd) {  // a no-op error on unix sockets
-        int one = 1;
+        int one = 1, idle_s = 5;  // a quiet link has nothing else to find by that its host is gone
         unsigned patience_ms = 1500;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &one, sizeof one);
     }
     static inline bool clipper_is_remote(int fd) {
         int domain = AF_UNIX;

@@ -267,12 +267,16 @@ cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
 
 
 cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
+    cdef u64 rows = 0
     while lane.ring.cells.published(lane.seen):
         if lane.piece_rows:
+            rows += (<Task*> ring_side(lane.ring, lane.seen)).rows
             _admit_piece(lanes, lane, lane.seen, now_us)
         else:
+            rows += 1
             _admit(lanes, lane, lane.seen, now_us)
         lane.seen += 1
+    note(&lane.tally.arrived, rows)
     lane.used_us = max(now_us, <u64> 1)        # 0: never
 
 

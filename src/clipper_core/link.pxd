@@ -38,6 +38,7 @@ cdef struct Link:
 
 cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil
 cdef void link_free(Link* link) noexcept nogil
+cdef void link_rest(Link* link) noexcept nogil     # nothing may come for long: keep no buffer, if nothing is in it
 
 cdef u64 link_room(Link* link, u8** at) noexcept nogil                 # where received bytes go, and how many fit; 0: no memory
 cdef void link_received(Link* link, u64 n, u64 now_us) noexcept nogil

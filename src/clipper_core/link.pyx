@@ -47,6 +47,13 @@ cdef void link_free(Link* link) noexcept nogil:
     free(link)
 
 
+cdef void link_rest(Link* link) noexcept nogil:
+    if link.rx_len == link.rx_at + link.rx_frame:
+        free(link.rx)
+        link.rx = NULL
+        link.rx_at = link.rx_len = link.rx_cap = link.rx_frame = 0
+
+
 # -- in ----------------------------------------------------------------------------------------------------------------
 
 cdef bint _reserve(Link* link, u64 nbytes) noexcept nogil:

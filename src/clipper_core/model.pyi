@@ -34,6 +34,7 @@ class Model:
         output: str = "",
         output_shape: tuple[int, ...] | None = None,
         similar: Similarity | None = None,
+        unlisted: bool = False,
     ) -> None: ...
     @property
     def waiting(self) -> int: ...

@@ -78,12 +78,12 @@ cdef class Model:
     `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a name of clipper_core.dtype
     (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for numeric rows that differ in length. `lane_rows` bounds how
     many tasks of like SLO may wait or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats
-    share cache entries.
+    share cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *, u64 slo_us=1000000,
                  bint cached=True, bint finite=False, u64 lane_rows=16384, u64 lane_bytes_max=1 << 28,
-                 str output="", tuple output_shape=None, Similarity similar=None):
+                 str output="", tuple output_shape=None, Similarity similar=None, bint unlisted=False):
         cdef ModelState* m
         cdef u32 i
         _check_type(name, dtype, shape)
@@ -99,6 +99,7 @@ cdef class Model:
         m.cached = cached
         m.finite = finite
         m.lane_rows = lane_rows
+        m.unlisted = unlisted
         self.lane_bytes_max = lane_bytes_max
         m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
         if output_shape is not None:

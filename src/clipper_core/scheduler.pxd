@@ -46,6 +46,7 @@ cdef struct Command:
     bint checked
     bint shared                 # the container can map rows
     bint sessions               # and wants to know whose query each row is; it maps none then
+    bint quiet                  # no heartbeats on this connection
     BatcherConfig batching
     void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
     u64 nbytes
@@ -77,12 +78,17 @@ cdef cppclass ModelState:
     Demand demand               # loop: its lanes that have had rows
     u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica; 0: none do
     bint hot                    # loop: on the list of models to look at
+    bint waits                  # loop: on the list of models with rows that wait
+    bint unlisted               # snapshots of all models leave it out
 
 cdef struct LinkState:
     Link* link
     Replica* replica            # once attached
     u32 model
     u32 conn
+    u8 quiet                    # neither side sends heartbeats, nor minds silence
+    u8 watched                  # on the engine's list
+    u8 leaving                  # its container said GOODBYE, and has batches to answer
 
 cdef cppclass EngineState:
     Lanes* lanes
@@ -102,6 +108,8 @@ cdef cppclass EngineState:
     vector[u32]* writers        # conns with something to send, for the mover
     vector[u32]* closing        # conns to close once sent
     vector[u32]* hot            # models to look at in this step
+    vector[u32]* watched        # conns that chores look at: all but those that are quiet and have nothing in hand
+    vector[u32]* waits          # models with rows that wait
     vector[Command]* moves      # connections that go to a peer or come from one, for the mover
     Ring* commands
     u64 commands_head

@@ -21,8 +21,9 @@ from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_
                                   demand_slo_us, demand_tight, demand_waiting)
 from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
                                 span_end, task_due_us)
-from clipper_core.link cimport link_free, link_new, link_next, link_received, link_room, link_send_frame, link_unsent
-from clipper_core.machine cimport acquire, eventfd_signal, i32, relaxed, seq_cst
+from clipper_core.link cimport (link_free, link_new, link_next, link_received, link_rest, link_room, link_send_frame,
+                                link_unsent)
+from clipper_core.machine cimport eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
                                    replica_lost, replica_new, replica_overdue, replica_send, replica_teach)
@@ -86,8 +87,16 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     slot.link.fd = fd
     slot.replica = NULL
     slot.model = 0
+    slot.quiet = slot.watched = slot.leaving = False
+    _watch(e, slot)
     e.link_count += 1
     return slot.conn
+
+
+cdef void _watch(EngineState* e, LinkState* slot) noexcept nogil:
+    if not slot.watched:
+        slot.watched = True
+        e.watched.push_back(slot.conn)
 
 
 cdef void _want_write(EngineState* e, LinkState* slot) noexcept nogil:
@@ -219,7 +228,10 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
     if header.kind == GOODBYE:
         if slot.replica != NULL:
             slot.replica.draining = True
-        _close_soon(e, slot)
+        if slot.quiet and slot.replica.in_flight:
+            slot.leaving = True         # a model host answers what it has; it leaves one server of many
+        else:
+            _close_soon(e, slot)
         return OK
     if slot.replica == NULL or (header.kind != REPLY and header.kind != FAILURE and header.kind != ACCURACY):
         return BAD_FRAME
@@ -267,6 +279,7 @@ cdef void _obey_one(EngineState* e, Command* command, u64 now_us) noexcept nogil
         _close_soon(e, slot)
     elif command.kind == DRAIN and slot.replica != NULL:
         slot.replica.draining = True
+        _watch(e, slot)
         _warm(e, e.models[slot.model])
         _finish_draining(e, slot, now_us)
     elif command.kind == TEACH and slot.replica != NULL:
@@ -288,6 +301,7 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
         _close_soon(e, slot)
         return
     slot.model = command.model
+    slot.quiet = command.quiet and command.protocol == 2
     batcher_init(&slot.replica.batcher, &command.batching)
     slot.replica.gauge.limit.store(<u64> slot.replica.batcher.limit, relaxed)
     slot.replica.sessions = command.sessions and command.protocol == 2
@@ -405,6 +419,7 @@ cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, 
     if status != OK:
         _drop_batch(e, batch, status, now_us)
         return True
+    _watch(e, slot)
     _want_write(e, slot)
     return True
 
@@ -477,18 +492,44 @@ cdef Gate* _gate_of(ModelState* model, Lane* lane) noexcept nogil:
 
 
 cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
-    cdef u32 i
-    cdef u64 ticket
+    """Of what needs any: a node of a mesh has thousands of links and models at which nothing happens."""
+    cdef size_t i = 0
+    cdef LinkState* slot
     cdef u64 away_us = now_us - e.chores_us         # we did not listen meanwhile: that is no silence of theirs
-    for i in range(1, e.slots_used + 1):
-        if e.links[i].link != NULL:
-            e.links[i].link.heard_us = min(e.links[i].link.heard_us + away_us, now_us)
-            _chore(e, &e.links[i], now_us)
-    for i in range(e.model_count.load(acquire)):
-        if e.models[i].demand.lanes.size():
-            demand_due_first(&e.models[i].demand, e.lanes, &ticket)         # frees given-up rows at the heads, replicas or not
-            e.models[i].tally.queued.store(demand_waiting(&e.models[i].demand), relaxed)
+    while i < e.watched.size():
+        slot = engine_slot(e, e.watched[0][i])
+        if slot != NULL:
+            slot.link.heard_us = min(slot.link.heard_us + away_us, now_us)
+            _chore(e, slot, now_us)
+            if _needs_chores(slot):
+                i += 1
+                continue
+            slot.watched = False
+            link_rest(slot.link)
+        e.watched[0][i] = e.watched.back()
+        e.watched.pop_back()
+    i = 0
+    while i < e.waits.size():
+        if _still_waits(e, e.models[e.waits[0][i]]):
+            i += 1
+            continue
+        e.models[e.waits[0][i]].waits = False
+        e.waits[0][i] = e.waits.back()
+        e.waits.pop_back()
     e.chores_us = now_us + CHORES_US
+
+
+cdef bint _needs_chores(const LinkState* slot) noexcept nogil:
+    cdef const Replica* r = slot.replica
+    return r == NULL or not slot.quiet or r.in_flight > 0 or r.suspect or r.draining or link_unsent(slot.link)
+
+
+cdef bint _still_waits(EngineState* e, ModelState* model) noexcept nogil:
+    cdef u64 ticket
+    demand_due_first(&model.demand, e.lanes, &ticket)           # frees given-up rows at the heads, replicas or not
+    cdef u64 waiting = demand_waiting(&model.demand)
+    model.tally.queued.store(waiting, relaxed)
+    return waiting > 0
 
 
 cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
@@ -504,7 +545,9 @@ cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
         r.gauge.suspect.store(1, relaxed)
         _warm(e, e.models[slot.model])              # its rows go to others
     _finish_draining(e, slot, now_us)
-    if slot.link.protocol == 1:
+    if slot.leaving and replica_late(r):
+        _close_soon(e, slot)
+    if slot.link.protocol == 1 or slot.quiet:
         return
     if silent > 2 * e.heartbeat_us:
         r.suspect = True
@@ -536,6 +579,9 @@ cdef u64 engine_step(EngineState* e, u64 now_us) noexcept nogil:
     while i < e.hot.size():
         model = e.models[e.hot[0][i]]
         _pump(e, model, now_us)
+        if not model.waits and demand_waiting(&model.demand):
+            model.waits = True
+            e.waits.push_back(model.index)
         if model.hold_until_us:
             next_us = min(next_us, model.hold_until_us)
             i += 1

@@ -55,6 +55,7 @@ cdef cppclass Tally:        # counters of one model; any thread reads them, the 
     atomic[u64] ended[18]   # in the loop, by Status
     atomic[u64] refused[18]  # at submit, by Status
     atomic[u64] hits        # answered by the cache at submit
+    atomic[u64] arrived     # rows taken in: each of them ends once
     atomic[u64] joined      # answered by another's evaluation
     atomic[u64] evaluated   # rows that a container answered
     atomic[u64] batches

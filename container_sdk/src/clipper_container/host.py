@@ -31,6 +31,7 @@ from clipper_container.transport import Disconnected, StopSwitch, connect, parse
 
 MESSAGE_BYTES_MAX = 1 << 20
 SERVE_MS = 10_000
+FILES_MAX = 1 << 17
 END_S = 5.0  # for batches in hand, once the host must end
 _LENGTH = struct.Struct("<I")
 _Answer = Callable[["Request"], "dict[str, Any] | Future[Any]"]
@@ -235,12 +236,13 @@ class Host:
         self._channel.send({"event": "left", "model": model, "address": address, "why": why})
 
 
-def files_as_many_as_allowed() -> None:
+def raise_files_max() -> None:
     """A connection is a file; the usual soft limit of 1024 is for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def half_of_memory() -> int:
@@ -261,7 +263,7 @@ def runtimes_of(named: Iterable[str]) -> list[Runtime]:
 
 def run(arguments: Namespace, token: str) -> int:
     """The verb; returns the exit code."""
-    files_as_many_as_allowed()
+    raise_files_max()
     sys.path.insert(0, os.getcwd())
     try:
         parse_address(arguments.control)

@@ -49,6 +49,7 @@ class Hello(msgspec.Struct, frozen=True):
     shared: bool = False
     corrects: bool = False
     sessions: bool = False
+    quiet: bool = False
 
     @property
     def id(self) -> VersionedModel:
@@ -248,14 +249,16 @@ class Containers:
         batching = seat.batching
         size_max = min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
         shared = hello.shared and self._shared_memory
+        quiet = hello.quiet and hello.protocol == 2
         seat.model.engine.attach(
             conn,
             seat.model.index,
-            msgpack.packb({**self._welcome, "conn": conn, "crc": False, "shared": shared}),
+            msgpack.packb({**self._welcome, "conn": conn, "crc": False, "shared": shared, **({"quiet": True} if quiet else {})}),
             number=hello.replica,
             protocol=hello.protocol,
             shared=shared,
             sessions=hello.sessions,
+            quiet=quiet,
             mode=MODES[batching.mode],
             size_max=size_max,
             step=batching.step,
