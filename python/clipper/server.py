@@ -53,8 +53,8 @@ from clipper.serving.stragglers import check_missing
 from clipper.settings.http import admin_tls, query_tls, scheme_of
 from clipper.state_dir import StateDir
 from clipper.store import KeptStore, open_for
+from clipper.store.etcd_address import shown
 from clipper.store.history import acting, actor_here
-from clipper.store.redis import shown
 from clipper.types import VERSION, Application, Batching, InputType, Model, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel

@@ -1,6 +1,7 @@
 """What is exported for Compose and Kubernetes: held to their own schemas; and a container of it dials in at a server of it."""
 
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -192,3 +193,97 @@ def test_exported_containers_dial_in_at_an_exported_server(engine: Engine, decla
             assert [(row["number"], row["pid"], row["state"]) for row in rows] == [(0, 1, "ready")] * 2
         finally:
             engine.run("rm", "-f", *made)
+
+
+# -- nodes of a mesh
+
+STORE = "etcd://clipper:secret@etcd.default:2379/clipper?ca=/etc/clipper-etcd/ca.crt"
+
+
+@pytest.mark.parametrize("more", [[], ["--nodes-max", "10", "--label", "gpu", "--gpus", "1"]], ids=["fixed", "scaled"])
+def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str]) -> None:
+    out = tmp_path / "out"
+    result = export("k8s", out, "--mesh", STORE, *more)
+    assert result.exit_code == 0, result.output
+    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
+    objects = [one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    for version in VERSIONS:
+        for one in objects:
+            kubernetes_validate.validate(one, version, strict=True)
+    kinds = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(kinds) == len(objects)
+    needed = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "PersistentVolumeClaim"}
+    assert needed <= {kind for kind, _ in kinds}
+    spec = kinds["Deployment", "clipper-node"]["spec"]
+    assert spec.get("replicas") == (None if more else 3)
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {"startupProbe", "livenessProbe", "readinessProbe"} <= {*container}
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+    config = load(out / "node.toml", {"CLIPPER_SERVER__STATE": STORE}, server={"insecure": True})  # as `clipper node` has it
+    assert pod["terminationGracePeriodSeconds"] > 5 + config.mesh.drain_s + config.server.drain_s
+    assert (config.mesh.enabled, config.mesh.labels) == (True, ("gpu",) if more else ())
+    assert config.mesh.capacity_mib < int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    bound = {"http": config.http.address, "grpc": config.grpc.address}
+    bound |= {"peers": config.mesh.peers, "models": config.server.address}
+    assert {name: int(at.rpartition(":")[2]) for name, at in bound.items()} == ports
+    for (kind, _), one in kinds.items():
+        if kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
+            chosen = one["spec"].get("selector") or one["spec"].get("podSelector")
+            assert chosen.get("matchLabels", chosen).items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_nodes_start_with_the_verb_and_the_settings_that_they_are_given(tmp_path: Path) -> None:
+    from clipper.cli.node import node
+
+    export("k8s", tmp_path / "out", "--mesh", STORE)
+    (found,) = [one for one in yaml.safe_load_all((tmp_path / "out" / "node.yaml").read_text()) if one["kind"] == "Deployment"]
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    verb, toml, *words = container["args"]
+    assert verb == "node"
+    assert str(Path(toml).parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    (tmp_path / "node.toml").write_text((tmp_path / "out" / "node.toml").read_text())
+    with node.make_context("node", [str(tmp_path / "node.toml"), *words]) as context:
+        assert (context.params["name"], context.params["advertise"]) == ("$(POD_NAME)", "$(POD_IP)")
+    assert {one["name"] for one in container["env"]} == {"POD_NAME", "POD_IP", "CLIPPER_SERVER__STATE"}
+
+
+def test_the_autoscaler_goes_by_the_age_of_the_least_recently_used_model(tmp_path: Path) -> None:
+    from clipper.metrics.families import FAMILIES
+
+    export("k8s", tmp_path / "out", "--mesh", STORE, "--nodes", 2, "--nodes-max", 9, "--lru-age", 600)
+    (scaler,) = yaml.safe_load_all((tmp_path / "out" / "autoscaler.yaml").read_text())
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 9)
+    (metric,) = scaler["spec"]["metrics"]
+    rules = yaml.safe_load((tmp_path / "out" / "prometheus-adapter.yaml").read_text())["rules"]["external"]
+    (rule,) = [one for one in rules if one["name"]["as"] == metric["external"]["metric"]["name"]]
+    assert "600 /" in rule["metricsQuery"]
+    asked = set(re.findall(r"clipper_\w+", rule["metricsQuery"] + rule["seriesQuery"]))
+    assert asked <= set(FAMILIES)
+    assert "autoscaler.yaml" in yaml.safe_load((tmp_path / "out" / "kustomization.yaml").read_text())["resources"]
+
+
+def test_the_store_is_in_a_secret_and_in_no_other_file(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for store in ("redis://first:6379/0", STORE):
+        assert export("k8s", out, "--mesh", store).exit_code == 0
+    assert (out / "secrets" / "store_url").read_text() == STORE
+    others = [path for path in out.rglob("*") if path.is_file() and path.name != "store_url"]
+    assert not [path for path in others if b"etcd.default" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--mesh", "sqlite:/here"], "no store that several pods share"), (["--mesh", "memory://"], "no store that several pods"),
+        (["--mesh", "etcd://"], "no store that several pods"), (["--mesh", STORE, "--redis"], "--mesh goes without --from"),
+        (["--mesh", STORE, "--nodes", "5", "--nodes-max", "4"], "nodes are 5 already"),
+    ],
+)  # fmt: skip
+def test_a_mesh_that_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:
+    result = export("k8s", tmp_path / "out", *words)
+    assert result.exit_code == 2
+    assert why in result.output
+    assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ from clipper.cli.key import key
 from clipper.cli.looking import history, models, stats
 from clipper.cli.mesh import mesh
 from clipper.cli.models import deploy, promote, retire, rollback, scale
+from clipper.cli.node import node
 from clipper.cli.profiling import profile
 from clipper.cli.querying import feedback, predict
 from clipper.cli.registry import registry
@@ -50,6 +51,7 @@ def main() -> None:
     clipper init                    write a first clipper.toml, and a model that works
     clipper doctor                  see whether this machine is ready
     clipper up clipper.toml         serve what a file declares
+    clipper node --store URL        be one node of a mesh of many models
     clipper deploy NAME TARGET      add a model to the server that runs here
     clipper ps, clipper top         how what it serves does, now and second by second
     clipper mesh ps                 thousands of models, loaded when they are asked for
@@ -132,7 +134,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 for _verb in (
     init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
     shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
-    mesh, registry,
+    mesh, registry, node,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes):

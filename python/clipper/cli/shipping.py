@@ -104,15 +104,36 @@ def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str
 
 @click.command("k8s", short_help="All that runs, for Kubernetes.")
 @_exports
-def kubernetes(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str) -> None:
-    """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images they are built from.
+@click.option("--mesh", "store", metavar="STORE", help="Nodes of a mesh instead, which meet at etcd://HOST:2379/PREFIX.")
+@click.option("--nodes", type=click.IntRange(1), default=3, show_default=True, help="With --mesh: how many, at least.")
+@click.option("--nodes-max", type=click.IntRange(0), default=0, help="With --mesh: add up to so many, by the models' age.")
+@click.option("--capacity-mib", type=click.IntRange(64), default=2048, show_default=True, help="With --mesh: for models.")
+@click.option("--lru-age", type=click.IntRange(1), default=3600, metavar="S", help="With --nodes-max: how long a model should "
+              "stay loaded after its last use.  [3600]")  # fmt: skip
+@click.option("--label", "labels", multiple=True, metavar="WORD", help="With --mesh: what the nodes are; may be repeated.")
+@click.option("--gpus", type=click.IntRange(0), default=0, help="With --mesh: of each node.")
+def kubernetes(
+    ask: Asking, folder: Path, file: Path | None, redis: bool, base: str, store: str | None, nodes: int, nodes_max: int,
+    capacity_mib: int, lru_age: int, labels: tuple[str, ...], gpus: int,
+) -> None:  # fmt: skip
+    """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images they are built from. With
+    --mesh: a Deployment of nodes, their Service, disruption budget, network policy and autoscaler; no server is asked.
 
     \b
     clipper export k8s cluster && kubectl apply -k cluster
     clipper export k8s cluster --from clipper.toml --redis
+    clipper export k8s nodes --mesh etcd://etcd.default:2379/clipper --nodes 3 --nodes-max 10
     """
     from clipper.deploy.manifests import write_kubernetes
+    from clipper.deploy.mesh_manifests import MeshShipment, write_mesh
 
+    if store is not None:
+        if file or redis or base:
+            raise click.UsageError("--mesh goes without --from, --redis and --base: models of a mesh have no images")
+        shipped = MeshShipment(store, nodes, nodes_max, capacity_mib, lru_age_s=lru_age, labels=labels, gpus=gpus)
+        files = write_mesh(shipped, folder)
+        _say(ask, folder, files, f"docker build {folder}/server\npush it, then: kubectl apply -k {folder}")
+        return
     with _shipment(ask, file, redis, base) as shipment:
         files = write_kubernetes(shipment, folder)
         built = [f"docker build -t {image.name} {folder}/models/{name}" for name, (_, image) in shipment.models.items()]

@@ -63,15 +63,15 @@ def up(
     seen, loaded = _stamp(path), load(path, http=http, grpc=grpc, admin=admin)
     if follow and path is None:
         raise click.UsageError("--reload needs a file: clipper up FILE --reload")
-    _refuse_open(loaded, insecure)
+    refuse_open(loaded, insecure)
     loaded = _requiring(loaded) if require_store else loaded
-    config = _managed(_with_workers(loaded, http_workers))
+    config = managed(_with_workers(loaded, http_workers))
     stopping = threading.Event()
     server = ClipperServer(config)
     server.ends_by_signal = True
     server.start()
     try:
-        _on_first_signal(stopping)
+        on_first_signal(stopping)
         click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
         if follow:
             _follow(server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping)
@@ -88,7 +88,7 @@ def _with_workers(config: Any, workers: int | None) -> Any:
     return config if workers is None else replace(config, http=replace(config.http, workers=workers))
 
 
-def _managed(config: Any) -> Any:
+def managed(config: Any) -> Any:
     """Without http.admin: a port of loopback, and a token that this user's commands find in the server's private folder."""
     import secrets
 
@@ -106,7 +106,8 @@ def _requiring(config: Any) -> Any:
     return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, require_store=True))
 
 
-def _refuse_open(config: Any, insecure: bool) -> None:
+def refuse_open(config: Any, insecure: bool) -> None:
+    """Not to be asked by every host that reaches it, unless that is said. Errors: ConfigError."""
     from clipper.errors import ConfigError
     from clipper.settings.grpc import grpc_tls
     from clipper.settings.http import open_to_all
@@ -151,7 +152,7 @@ def file_or_default(file: Path | None) -> Path | None:
     return file if file is not None else Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
 
 
-def _on_first_signal(stopping: threading.Event) -> None:
+def on_first_signal(stopping: threading.Event) -> None:
     """SIGTERM or Ctrl-C asks for a graceful end; the next one gets the default: at once (the containers go with us)."""
 
     def stop(*_: object) -> None:

@@ -7,7 +7,7 @@ dials the models. Management stays inside the server's container: `docker compos
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,34 +46,41 @@ class Shipment:
 
 def write_compose(shipment: Shipment, folder: Path) -> list[str]:
     """-> the files, relative to the folder."""
-    return _written(folder, {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))})
+    return written(folder, {**_sources(shipment, "redis"), "docker-compose.yml": to_yaml(compose(shipment))}, _token())
 
 
 def write_kubernetes(shipment: Shipment, folder: Path) -> list[str]:
     """Alike: a base of Kustomize."""
     files = {name: to_yaml(*documents) for name, documents in kubernetes(shipment).items()}
-    return _written(folder, {**_sources(shipment, "clipper-redis"), **files})
+    return written(folder, {**_sources(shipment, "clipper-redis"), **files}, _token())
 
 
-def _written(folder: Path, files: Mapping[str, str | bytes]) -> list[str]:
+def _token() -> dict[str, str]:
+    return {"clipper_token": secrets.token_urlsafe(24)}
+
+
+def written(folder: Path, files: Mapping[str, str | bytes], secret: Mapping[str, str]) -> list[str]:
+    """secret: by name, for the folder secrets/; what is there already stays: another token would lock out containers that run.
+    -> the files, relative to the folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    token = folder / "secrets" / "clipper_token"
-    if not token.exists():  # another would lock out containers that run
-        token.parent.mkdir(mode=0o700, exist_ok=True)
-        token.write_text(secrets.token_urlsafe(24))
-        token.chmod(0o444)  # the user in the container reads it; the folder is its owner's alone
+    (folder / "secrets").mkdir(mode=0o700, exist_ok=True)
+    for name, content in secret.items():
+        path = folder / "secrets" / name
+        if not path.exists():
+            path.write_text(content)
+            path.chmod(0o444)  # the user in the container reads it; the folder is its owner's alone
     (folder / ".gitignore").write_text("secrets/\n")
-    return sorted([*files, "secrets/clipper_token", ".gitignore"])
+    return sorted([*files, *(f"secrets/{name}" for name in secret), ".gitignore"])
 
 
 def _sources(shipment: Shipment, redis: str) -> dict[str, str | bytes]:
     """The settings of the server, and what images are built from."""
     files: dict[str, str | bytes] = {
         "clipper.toml": server_toml(shipment, redis),
-        "server/Dockerfile": _server_dockerfile(shipment.redis),
+        "server/Dockerfile": server_dockerfile(("redis",) if shipment.redis else ()),
         f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
     }
     for name, (_, image) in shipment.models.items():
@@ -81,8 +88,10 @@ def _sources(shipment: Shipment, redis: str) -> dict[str, str | bytes]:
     return files
 
 
-def _server_dockerfile(redis: bool) -> str:
-    what = f'"clipper-serving{"[redis]" if redis else ""}=={VERSION}"'
+def server_dockerfile(extras: Sequence[str]) -> str:
+    """Of the server's image, with extras of the package."""
+    some = f"[{','.join(extras)}]" if extras else ""
+    what = f'"clipper-serving{some}=={VERSION}"'
     return f"""\
 # The clipper server. Where no index has clipper-serving, put its wheel into wheels/ first:
 #   pip wheel --no-deps --wheel-dir server/wheels PATH-OF-THE-SOURCES
@@ -116,9 +125,9 @@ def server_toml(shipment: Shipment, redis: str) -> str:
     http = {"address": f"0.0.0.0:{HTTP_PORT}", "admin": "127.0.0.1:8002", "metrics": True, "insecure": True}
     note = "# Models have no target: each runs in containers of its own, which dial in.\n"
     keys = "# insecure: whoever reaches the port may ask. With http.api_keys_file only who has a key may.\n"
-    parts = [note, _table(("server",), server), keys, _table(("http",), http)]
-    parts += [_table(("models", name), _model_table(model)) for name, (model, _) in shipment.models.items()]
-    parts += [_table(("apps", app.name), _app_table(app)) for app in shipment.applications]
+    parts = [note, toml_table(("server",), server), keys, toml_table(("http",), http)]
+    parts += [toml_table(("models", name), _model_table(model)) for name, (model, _) in shipment.models.items()]
+    parts += [toml_table(("apps", app.name), _app_table(app)) for app in shipment.applications]
     return "".join(parts)
 
 
@@ -141,7 +150,7 @@ def _typed(input: InputType) -> str:
     return "" if str(input) == "any" else str(input)
 
 
-def _table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def toml_table(at: tuple[str, ...], values: Mapping[str, Any]) -> str:
     name = ".".join(part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part) for part in at)
     given = {key: value for key, value in values.items() if value not in (None, "", [])}
     try:
@@ -247,15 +256,15 @@ def kubernetes(shipment: Shipment) -> dict[str, list[dict[str, Any]]]:
     return {"kustomization.yaml": [base], **files}
 
 
-def _mine(name: str) -> dict[str, str]:
+def mine(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "clipper", "app.kubernetes.io/instance": name}
 
 
-def _meta(name: str, part: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "labels": {**_mine(name), _PART: part}, **more}
+def meta_of(name: str, part: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "labels": {**mine(name), _PART: part}, **more}
 
 
-def _pod(containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER) -> dict[str, Any]:
+def pod(containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_s: int, user: int = USER) -> dict[str, Any]:
     return {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s,
@@ -268,20 +277,20 @@ def _pod(containers: list[dict[str, Any]], volumes: list[dict[str, Any]], grace_
     }  # fmt: skip
 
 
-_CONFINED: Final = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+CONFINED: Final = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 _TOKEN_VOLUME: Final = {"name": "token", "secret": {"secretName": "clipper-token", "defaultMode": 0o440}}
 _TOKEN_MOUNT: Final = {"name": "token", "mountPath": str(Path(TOKEN_FILE).parent), "readOnly": True}
-_TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
+TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}
 
 
-def _probe(action: Mapping[str, Any], period_s: int, failures: int) -> dict[str, Any]:
+def probe(action: Mapping[str, Any], period_s: int, failures: int) -> dict[str, Any]:
     return {**action, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def _deployment(meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]) -> dict[str, Any]:
+def deployment(meta: dict[str, Any], replicas: int | None, pod: dict[str, Any], strategy: dict[str, Any]) -> dict[str, Any]:
     name = meta["name"]
     template = {"metadata": _labels_of(meta), "spec": pod}
-    spec = {"selector": {"matchLabels": _mine(name)}, "strategy": strategy, "template": template}
+    spec = {"selector": {"matchLabels": mine(name)}, "strategy": strategy, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta,
             "spec": spec if replicas is None else {"replicas": replicas, **spec}}  # fmt: skip
 
@@ -290,15 +299,15 @@ def _labels_of(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if key in ("labels", "annotations")}
 
 
-def _service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[str, Any]:
+def service(name: str, of: str, ports: Mapping[str, int], **more: Any) -> dict[str, Any]:
     listed = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(name, "server"),
-            "spec": {"selector": _mine(of), "ports": listed, **more}}  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta_of(name, "server"),
+            "spec": {"selector": mine(of), "ports": listed, **more}}  # fmt: skip
 
 
-def _budget(name: str, part: str) -> dict[str, Any]:
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _meta(name, part),
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _mine(name)}}}  # fmt: skip
+def budget(name: str, part: str) -> dict[str, Any]:
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta_of(name, part),
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": mine(name)}}}  # fmt: skip
 
 
 def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
@@ -308,27 +317,27 @@ def _server_objects(shipment: Shipment) -> Iterator[dict[str, Any]]:
         "name": "server", "image": SERVER_IMAGE,
         "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "models", "containerPort": PORT}],
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
-        "startupProbe": _probe(live, 2, 60), "livenessProbe": _probe(live, 10, 3), "readinessProbe": _probe(ready, 5, 2),
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}}, "securityContext": _CONFINED,
+        "startupProbe": probe(live, 2, 60), "livenessProbe": probe(live, 10, 3), "readinessProbe": probe(ready, 5, 2),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}}, "securityContext": CONFINED,
         "volumeMounts": [
             {"name": "settings", "mountPath": "/etc/clipper", "readOnly": True}, _TOKEN_MOUNT,
-            {"name": "state", "mountPath": "/state"}, _TMP_MOUNT,
+            {"name": "state", "mountPath": "/state"}, TMP_MOUNT,
         ],
     }  # fmt: skip
     volumes = [
         {"name": "settings", "configMap": {"name": "clipper-settings"}}, _TOKEN_VOLUME,
         {"name": "state", "persistentVolumeClaim": {"claimName": "clipper-state"}},
     ]  # fmt: skip
-    yield _deployment(_meta(name, "server"), 1, _pod([container], volumes, 30), {"type": "Recreate"})
-    yield _service("clipper", name, {"http": HTTP_PORT})
+    yield deployment(meta_of(name, "server"), 1, pod([container], volumes, 30), {"type": "Recreate"})
+    yield service("clipper", name, {"http": HTTP_PORT})
     # A server is ready once its models are connected: they must reach it before that.
-    yield _service("clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True)
+    yield service("clipper-models", name, {"models": PORT}, clusterIP="None", publishNotReadyAddresses=True)
     yield _claim("clipper-state", "server")
-    yield _budget(name, "server")
+    yield budget(name, "server")
 
 
 def _claim(name: str, part: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _meta(name, part),
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta_of(name, part),
             "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}}  # fmt: skip
 
 
@@ -337,14 +346,14 @@ def _redis_objects() -> Iterator[dict[str, Any]]:
     alive = {"tcpSocket": {"port": "redis"}}
     container = {
         "name": "redis", "image": REDIS_IMAGE, "args": ["--appendonly", "yes", "--appendfsync", "always"],
-        "ports": [{"name": "redis", "containerPort": 6379}], "securityContext": _CONFINED,
+        "ports": [{"name": "redis", "containerPort": 6379}], "securityContext": CONFINED,
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
-        "livenessProbe": _probe(alive, 10, 3), "readinessProbe": _probe(alive, 5, 2),
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}, _TMP_MOUNT],
+        "livenessProbe": probe(alive, 10, 3), "readinessProbe": probe(alive, 5, 2),
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, TMP_MOUNT],
     }  # fmt: skip
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
-    yield _deployment(_meta(name, "redis"), 1, _pod([container], volumes, 30, user=999), {"type": "Recreate"})
-    yield _service(name, name, {"redis": 6379})
+    yield deployment(meta_of(name, "redis"), 1, pod([container], volumes, 30, user=999), {"type": "Recreate"})
+    yield service(name, name, {"redis": 6379})
     yield _claim(name, "redis")
 
 
@@ -361,18 +370,18 @@ def _model_objects(name: str, model: Model, image: Image) -> Iterator[dict[str, 
     container = {
         "name": "model", "image": image.name,
         "args": ["--connect", f"tcp:clipper-models:{PORT}", "--threads", str(_threads(model))],
-        "resources": resources, "securityContext": _CONFINED, "startupProbe": _probe(healthy, 5, 60),
-        "livenessProbe": _probe(healthy, 20, 6), "readinessProbe": _probe(healthy, 10, 2),
-        "volumeMounts": [_TOKEN_MOUNT, _TMP_MOUNT],
+        "resources": resources, "securityContext": CONFINED, "startupProbe": probe(healthy, 5, 60),
+        "livenessProbe": probe(healthy, 20, 6), "readinessProbe": probe(healthy, 10, 2),
+        "volumeMounts": [_TOKEN_MOUNT, TMP_MOUNT],
     }  # fmt: skip
-    meta = _meta(called, "model", annotations={"clipper/model": str(model.id)})
+    meta = meta_of(called, "model", annotations={"clipper/model": str(model.id)})
     few, many = max(model.replicas, 1), model.replicas_max
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    yield _deployment(meta, None if many else few, _pod([container], [_TOKEN_VOLUME], 30), rolling)
+    yield deployment(meta, None if many else few, pod([container], [_TOKEN_VOLUME], 30), rolling)
     if few > 1:
-        yield _budget(called, "model")
+        yield budget(called, "model")
     if many:
         target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": called}
         busy = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}
-        yield {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _meta(called, "model"),
+        yield {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": meta_of(called, "model"),
                "spec": {"scaleTargetRef": target, "minReplicas": few, "maxReplicas": many, "metrics": [busy]}}  # fmt: skip

@@ -54,11 +54,22 @@ class Node:
         return f"{store['name']} is away for {store['away_s']:.0f} s; {copy}"
 
     def unready(self) -> list[str]:
-        """The applications none of whose models has a container now; "the server is closing" when it is."""
+        """The applications none of whose models has a container now; "the server is closing" when it is. Of a node of a mesh,
+        that it cannot load models yet, or leaves; not that the store is away: what is loaded is asked without it."""
         if self.closed():
             return ["the server is closing"]
         store = self.stats().get("store")
         if store is not None and not store["connected"] and store["copy_age_s"] is None:
             return [f"the store {store['name']}"]
+        if self.mesh is not None and (waiting := _awaited(self.mesh)):
+            return [waiting]
         running = self.running()
         return sorted(name for name in self.catalog.view.applications if not self.is_ready(name, running))
+
+
+def _awaited(mesh: MeshFacade) -> str:
+    """What keeps a node of a mesh from taking queries; empty when nothing does."""
+    here = next((one for one in mesh.instances() if one.id == mesh.instance), None)
+    if here is None:
+        return ""
+    return "the node leaves its mesh" if here.stopping else "" if here.types else "the processes that hold models"

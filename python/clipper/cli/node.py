@@ -1,0 +1,195 @@
+"""`clipper node`: a server that is a node of a mesh and nothing else, until a signal; then its models move on first."""
+
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from clipper.cli.up import managed, on_first_signal, refuse_open
+from clipper.types import check_name
+
+if TYPE_CHECKING:
+    from clipper.config import Config
+    from clipper.mesh.facade import MeshFacade, MigrationProgress
+    from clipper.server import ClipperServer
+
+_LOOK_S: Final = 0.1
+_SAY_EACH_S: Final = 1.0
+_PATIENT_S: Final = 5.0
+_RETRY_S: Final = 2.0
+
+
+@click.command(short_help="Serve the models of a mesh, as one node of it.")
+@click.argument("file", required=False, type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.option("--store", metavar="URL", help="Where the nodes of this mesh meet: etcd://, redis://, sqlite:FILE.")
+@click.option("--peers", metavar="ADDRESS", help="Where other nodes talk to this one: tcp:HOST:PORT; instead of mesh.peers.")
+@click.option("--name", metavar="NAME", help="Of this node, the same at each start; instead of mesh.name.")
+@click.option("--advertise", metavar="HOST", help="By which others reach this node; instead of mesh.advertise.")
+@click.option("--label", "labels", multiple=True, metavar="WORD", help="What this node is, gpu say; may be repeated.")
+@click.option("--zone", metavar="ZONE", help="Copies of a model are spread over zones; instead of mesh.zone.")
+@click.option("--capacity-mib", type=click.IntRange(min=1), metavar="N", help="Memory for models.  [half of the machine's]")
+@click.option("--http", metavar="HOST:PORT", help="Take queries over HTTP here; instead of http.address.")
+@click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
+@click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
+@click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
+@click.pass_context
+def node(ctx: click.Context, /, file: Path | None, insecure: bool, **given: Any) -> None:
+    """Serve the models of a mesh until SIGTERM or Ctrl-C. Nodes that share a store are one mesh: any of them takes any
+    query, loads what is asked, and asks another that has it.
+
+    FILE is a TOML file with further settings. The line `ready` says that models can be loaded here. At the end, models that
+    were used lately are loaded elsewhere first, for up to mesh.drain_s seconds, while queries go on; a second Ctrl-C does
+    not wait.
+
+    \b
+    clipper node --store etcd://10.0.0.5:2379 --peers tcp:10.0.0.1:7001 --http 10.0.0.1:8000 --insecure
+    clipper node --store sqlite:/var/lib/clipper/mesh.db --name a
+    clipper node node.toml --label gpu --zone north
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    config = managed(_configured(file, given))
+    refuse_open(config, insecure)
+    stopping = threading.Event()
+    on_first_signal(stopping)
+    server = _started(config, stopping)
+    if server is None:
+        click.echo("closed")
+        return
+    try:
+        click.echo(_greeting(server))
+        mesh: MeshFacade = server.mesh
+        if _ready(mesh, stopping):
+            click.echo("ready")
+        stopping.wait()
+        _drain(mesh, config.mesh.drain_s)
+        click.echo(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
+    finally:
+        server.close()
+    click.echo("closed")
+
+
+def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | None":
+    """Once its store is there; None when it is to end before."""
+    from clipper.errors import StoreError
+    from clipper.server import ClipperServer
+
+    while True:
+        server = ClipperServer(config)
+        server.ends_by_signal = True
+        try:
+            return server.start()
+        except StoreError as error:
+            server.close()
+            click.echo(f"not ready: {error.message} It is tried again.")
+        except BaseException:
+            server.close()
+            raise
+        if stopping.wait(_RETRY_S):
+            return None
+
+
+def _configured(file: Path | None, given: dict[str, Any]) -> "Config":
+    """UsageError when the nodes would meet nowhere."""
+    from clipper.config import load
+
+    words = ("peers", "name", "advertise", "zone", "capacity_mib")
+    mesh = {"enabled": True, **{word: given[word] for word in words if given[word] is not None}}
+    mesh |= {"labels": given["labels"]} if given["labels"] else {}
+    ways = {name: given[name] for name in ("http", "grpc", "admin")}
+    try:
+        check_name(given["name"] or "a", "node")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if peers := given["peers"]:
+        _check_peers(peers)
+    config = load(file, state=given["store"], mesh=mesh, server={"insecure": True}, **ways)  # it has a token: see _reachable
+    if config.server.state in ("", "memory", "memory://"):
+        raise click.UsageError("the nodes of a mesh meet in a store: --store etcd://HOST:2379, or sqlite:FILE on one host")
+    return _reachable(_apart(config))
+
+
+def _apart(config: "Config") -> "Config":
+    """Nodes of one host share a file, but each has a folder of its own beside it."""
+    from msgspec.structs import replace
+
+    kind, _, file = config.server.state.partition(":")
+    if kind != "sqlite" or config.server.folder:
+        return config
+    if not config.mesh.name:
+        raise click.UsageError("nodes that share a file have a name each, by which their folders are kept apart: --name a")
+    folder = Path(file.removeprefix("//")).absolute().parent / f"node-{config.mesh.name}"
+    return replace(config, server=replace(config.server, folder=str(folder)))
+
+
+def _check_peers(peers: str) -> None:
+    kind, _, where = peers.partition(":")
+    host, colon, port = where.rpartition(":")
+    if not (kind == "unix" and where) and not (kind == "tcp" and colon and host and port.isdecimal() and int(port) <= 65535):
+        raise click.UsageError(f"--peers {peers!r}: expected tcp:HOST:PORT (port 0 takes any free one) or unix:/path")
+
+
+def _reachable(config: "Config") -> "Config":
+    """Hosts of other nodes dial in where these nodes talk to it, with a token of this start."""
+    from msgspec.structs import replace
+
+    server, peers = config.server, config.mesh.peers
+    if peers.startswith("tcp:") and "server.address" not in config.origins:
+        host = peers.removeprefix("tcp:").rpartition(":")[0]
+        server = replace(server, address=f"tcp://{host}:0")
+    token = server.token or secrets.token_urlsafe(24)
+    return replace(config, server=replace(server, token=token, insecure=False))
+
+
+def _ready(mesh: "MeshFacade", stopping: threading.Event) -> bool:
+    """Until this node is in the registry with the types that it loads; False when it is to end before."""
+    began = said = time.monotonic()
+    while not any(one.id == mesh.instance and one.types for one in mesh.instances()):
+        if stopping.wait(_LOOK_S):
+            return False
+        if time.monotonic() - said > _PATIENT_S:
+            said = time.monotonic()
+            click.echo(f"not ready after {said - began:.0f} s: the store, or the processes that hold models, are not there yet")
+    return True
+
+
+def _drain(mesh: "MeshFacade", drain_s: float) -> None:
+    """Tell how it goes: what has moved, at most once a second, and what it came to."""
+    said = 0.0
+
+    def progress(now: "MigrationProgress") -> None:
+        nonlocal said
+        if time.monotonic() - said > _SAY_EACH_S:
+            said = time.monotonic()
+            click.echo(f"leaving: {_moved(now)}")
+
+    click.echo(f"leaving: models used lately are loaded elsewhere, for up to {drain_s:g} s (Ctrl-C again: at once)")
+    click.echo(f"left: {_moved(mesh.drain(progress))}")
+
+
+def _moved(now: "MigrationProgress") -> str:
+    if not now.total:
+        return "no model had to move"
+    failed = f", {now.failed} could not" if now.failed else ""
+    return f"{now.done} of {now.total} models moved{failed}{f', {now.left} to go' if now.left else ''}"
+
+
+def _greeting(server: Any) -> str:
+    from clipper import __version__
+    from clipper.manage.running import state_named
+    from clipper.settings.http import admin_tls, query_tls, scheme_of
+    from clipper.store.etcd_address import shown
+
+    config = server.config
+    lines = [f"clipper {__version__} · node {server.mesh.instance} · store: {shown(state_named(config.server.state))}"]
+    if server.http_address:
+        lines.append(f"queries come in at {scheme_of(query_tls(config.http))}://{server.http_address}")
+    if server.grpc_address:
+        lines.append(f"queries come in over gRPC at {server.grpc_address}")
+    if server.admin_address:
+        lines.append(f"management at {scheme_of(admin_tls(config.http))}://{server.admin_address}, or: clipper mesh --help")
+    lines.append(f"hosts of models dial in at {server.address}")
+    return "\n".join(lines)

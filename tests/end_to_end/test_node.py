@@ -1,0 +1,133 @@
+"""`clipper node`: nodes in processes of their own, one of which leaves while it is asked."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+
+import clipper
+from clipper.cli import main
+from tests.end_to_end.test_shell import PATIENCE_S, Process, running
+
+MODELS = "def double(rows):\n    return rows * 2\n"
+FILE = """
+[server]
+drain_s = 1.0
+[http]
+address = "127.0.0.1:0"
+admin = "127.0.0.1:0"
+[mesh]
+publish_s = 0.05
+rate_s = 0.1
+drain_s = 20.0
+capacity_mib = 256
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("CLIPPER_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "mine.py").write_text(MODELS)
+    (tmp_path / "node.toml").write_text(FILE)
+    return tmp_path
+
+
+def at(node: Process, what: str) -> str:
+    """An address that a node has said."""
+    (line,) = [line for line in node.seen.splitlines() if line.startswith(what)]
+    return line.removeprefix(what).strip().split(",")[0]
+
+
+@pytest.fixture
+def nodes(here: Path) -> Iterator[list[Process]]:
+    words = ("node", "node.toml", "--store", "sqlite:mesh.db", "--peers", "tcp:127.0.0.1:0")
+    with running(*words, "--name", "a") as a, running(*words, "--name", "b") as b:
+        for node in (a, b):
+            node.until("\nready\n")
+        yield [a, b]
+
+
+def infer(url: str, n: float, timeout_s: float = PATIENCE_S) -> Any:
+    tensor = {"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [n, 1, 2]}
+    body = {"inputs": [tensor], "parameters": {"timeout": int(timeout_s * 1e6)}}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=timeout_s) as reply:
+        return json.load(reply)["outputs"][0]["data"]
+
+
+def test_a_node_that_ends_gives_its_models_to_another_and_no_query_fails(here: Path, nodes: list[Process]) -> None:
+    with clipper.connect(at(nodes[0], "management at ")) as client:
+        client.mesh.register("m1", "mine.py:double", key=str(here), input="f64[3]", load_now=True, sync=True)
+        (copy,) = client.mesh.status("m1").copies
+    leaves, stays = nodes if copy.instance == "a" else nodes[::-1]
+    with urllib.request.urlopen(f"{at(stays, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S) as reply:
+        assert reply.status == 200
+    url = f"{at(stays, 'queries come in at ')}/v2/models/m1/infer"
+    assert infer(url, 5) == [10.0, 2.0, 4.0]  # a hop to the other's host
+    stop, wrong, asked = threading.Event(), [], [0]
+
+    def go_on() -> None:
+        while not stop.is_set():
+            asked[0] += 1
+            n = float(asked[0])
+            try:
+                if (found := infer(url, n)) != [2 * n, 2.0, 4.0]:
+                    wrong.append(str(found))
+            except (OSError, urllib.error.HTTPError) as error:
+                wrong.append(str(error))
+
+    asking = threading.Thread(target=go_on)
+    asking.start()
+    try:
+        assert leaves.end() == 0
+        before = asked[0]
+        give_up = time.monotonic() + PATIENCE_S
+        while asked[0] < before + 20 and time.monotonic() < give_up:
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        asking.join()
+    assert not wrong
+    assert "left: 1 of 1 models moved" in leaves.seen
+    assert leaves.seen.endswith("closed\n")
+    with clipper.connect(at(stays, "management at ")) as client:
+        (copied,) = client.mesh.status("m1").copies
+        assert copied.instance != copy.instance
+    assert stays.end(signal.SIGINT) == 0
+    assert "left: no model had to move" in stays.seen  # nobody is there to take it
+
+
+def test_a_node_without_its_store_says_so_and_ends_when_it_is_asked(here: Path) -> None:
+    pytest.importorskip("redis", reason="pip install 'clipper-serving[redis]'")
+    (here / "node.toml").write_text(FILE.replace("[server]\n", "[server]\nstate = 'redis://u:secret@127.0.0.1:1/0'\n"))
+    with running("node", "node.toml", "--name", "a") as node:
+        node.until("It is tried again")
+        assert node.end() == 0
+    assert "secret" not in node.seen
+    assert "\nready\n" not in node.seen
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "the nodes of a mesh meet in a store"), (("--store", "memory://"), "the nodes of a mesh meet in a store"),
+        (("--store", "sqlite:mesh.db"), "--name a"), (("--store", "sqlite:mesh.db", "--name", "A b"), "'A' is not allowed"),
+        (("--store", "sqlite:mesh.db", "--name", "a", "--http", "0.0.0.0:0"), "any host that reaches it could ask"),
+        (("--store", "sqlite:mesh.db", "--name", "a", "--peers", "here"), "expected tcp:HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_starts(here: Path, words: tuple[str, ...], why: str) -> None:
+    result = click.testing.CliRunner().invoke(main, ("node", *words), prog_name="clipper")
+    assert result.exit_code == 2
+    assert why in result.stderr
+    assert not (here / "mesh.db").exists()
