@@ -200,7 +200,7 @@ class LocalModels:
             raise Elsewhere(done.why)
         self.residents.resize(id, size)
         await self._evict_excess(id)
-        self.residents.loaded(id, size, cost_ms=found.took_ms)
+        self.residents.loaded(id, size, now_ms=now_ms(), cost_ms=found.took_ms)
         self.residents.pin(id, record.policy.pinned)
         self.held[id] = Held(done, host, now_ms(), found.concurrency)
         queued_ms = began_ms - load.since_ms

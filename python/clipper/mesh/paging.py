@@ -18,12 +18,13 @@ and size, TinyLFU (Einziger et al., 2017) for counting time in uses.
 import bisect
 import heapq
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 USES: Final = 20.0  # uses, for each model that is here, in which demand halves; more is better while demand stays as it is
 HALF_LIFE_MS: Final = 6 * 3_600_000.0  # in which it halves whatever is used
+CHURN_MS: Final = 200.0  # after a load, in which those that waited for it are answered
 FEW: Final = 8  # models, below which they count as many
 GHOSTS: Final = 4  # weights of models that have gone, for each that is here
 GHOSTS_MIN: Final = 1024
@@ -47,7 +48,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Resident:
-    """A model that holds memory here. added_ms: since when.  worth: see above."""
+    """A model that holds memory here. added_ms: since when; since its load ended, if that was told.  worth: see above."""
 
     size_bytes: int
     used_ms: int
@@ -64,8 +65,8 @@ class Residents:
     """The models of one instance, what each holds, and who goes first.
 
     Threads: one at a time. capacity_bytes: never exceeded by `add` after `room_for`. models_max: at most so many.
-    churn_ms: a model that came more recently is not evicted, so that loads do not chase each other before anything is answered;
-    pinned models and those still loading never are. Iteration gives ids.
+    churn_ms: one that became resident more recently is not evicted, or two large ones that are both waited for could chase each
+    other out for ever, before either has answered; pinned models and those still loading never are. Iteration gives ids.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Residents:
         capacity_bytes: int,
         *,
         models_max: int = 10_000,
-        churn_ms: float = 0.0,
+        churn_ms: float = CHURN_MS,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.models_max = models_max
@@ -97,9 +98,11 @@ class Residents:
         return iter(self._models)
 
     def get(self, model: str) -> Resident | None:
-        """As a copy: changing it changes nothing."""
-        held = self._models.get(model)
-        return replace(held) if held else None
+        """What is known of it; not to be changed."""
+        return self._models.get(model)
+
+    def items(self) -> Iterable[tuple[str, Resident]]:
+        return self._models.items()
 
     @property
     def free_bytes(self) -> int:
@@ -144,12 +147,13 @@ class Residents:
             self._oldest = model
         self._queue(model, held)
 
-    def loaded(self, model: str, size_bytes: int, *, cost_ms: float = 0.0) -> bool:
-        """It has become resident, and was measured. False: it is not here."""
+    def loaded(self, model: str, size_bytes: int, *, now_ms: int = 0, cost_ms: float = 0.0) -> bool:
+        """It has become resident, now, and was measured. False: it is not here."""
         held = self._models.get(model)
         if held is None:
             return False
         held.loading = False
+        held.added_ms = max(held.added_ms, now_ms)
         held.cost_ms = cost_ms or held.cost_ms
         self.resize(model, size_bytes)
         return True

@@ -33,7 +33,7 @@ BUSY_RATE: Final = 100.0  # queries a minute; instances below are never too busy
 UPGRADE_MS: Final = 20 * 60_000  # after a newer version appeared, instances of the older are about to go
 QUEUED_FEW: Final = 2
 RETRY_MS: Final = 1000
-DRAWN: Final = 24  # of a longer shortlist, so many are looked at
+DRAWN: Final = 12  # of a longer shortlist, so many are looked at
 # ms since the last use -> how many times the least rate is too busy
 TOLERATED: Final = ((5_000, 1.5), (720_000, 3.0), (86_400_000, 4.0))
 
@@ -85,6 +85,11 @@ class Field(Sequence[Instance]):
             self._versions[instance.version] = self._versions.get(instance.version, 0) + 1
         self._sort()
 
+    @classmethod
+    def of(cls, instances: Sequence[Instance]) -> "Field":
+        """These, as they are when they are one already. (By type: isinstance of an abstract class costs ten times as much.)"""
+        return instances if type(instances) is Field else cls(instances)
+
     def __len__(self) -> int:
         return len(self._order)
 
@@ -93,9 +98,9 @@ class Field(Sequence[Instance]):
     @overload
     def __getitem__(self, index: slice) -> list[Instance]: ...
     def __getitem__(self, index: int | slice) -> Instance | list[Instance]:
-        if isinstance(index, slice):
-            return [self._records[key[-1]] for key in self._order[index]]
-        return self._records[self._order[index][-1]]
+        if type(index) is int:
+            return self._records[self._order[index][4]]
+        return [self._records[key[4]] for key in self._order[index]]  # type: ignore[index]
 
     def __contains__(self, instance: object) -> bool:
         """By record or by id."""
@@ -225,7 +230,7 @@ def choose(
     exclude: where it was tried, or failed.  avoid: only if there is no other (quarantine).  prefer_local: taken if it is on the
     shortlist.  used_ms: last use, 0: now; what was used long ago may go to busy places.  size_bytes: 0: as the record says.
     """
-    field = instances if isinstance(instances, Field) else Field(instances)
+    field = Field.of(instances)
     constraint = constraint_of(model.type, constraints)
     wish = _Wish(model, constraint, size_bytes or model.size_bytes, exclude, field.replaced(now_ms), now_ms, used_ms or now_ms)
     prefers = (*constraint.preferred, *model.policy.prefers)
@@ -234,8 +239,8 @@ def choose(
         ordered = _narrowed(field, wish, avoid, prefers)
     found = _shortlist(ordered, wish, rng) or (_shortlist(ordered, replace(wish, evicting=True), rng))
     if not found:
-        return _refusal(field, wish)
-    found = _not_too_busy(found, wish, seen)
+        return _refusal(field, wish, max(RETRY_MS, int(seen.mean_ms(model.type))))
+    found = _not_too_busy(found, wish)
     ids = [instance.id for instance in found]
     chosen = prefer_local if prefer_local in ids else rng.choice(ids)
     return Choice(chosen, _told(found[ids.index(chosen)], wish, len(ids), chosen == prefer_local))
@@ -262,8 +267,9 @@ class _Wish:
         return unfit(self.model, instance, self.constraint, self.size_bytes)
 
     def fits(self, instance: Instance) -> bool:
-        room = self.evicting or is_full(instance) or instance.free_bytes >= self.size_bytes
-        return room and not self.why_not(instance)
+        if instance.free_bytes < self.size_bytes and not self.evicting and not is_full(instance):
+            return False
+        return not self.why_not(instance)
 
 
 def _narrowed(field: Field, wish: _Wish, avoid: Collection[str], prefers: tuple[str, ...]) -> list[Instance]:
@@ -306,18 +312,18 @@ def _shortlist(ordered: Sequence[Instance], wish: _Wish, rng: Random) -> list[In
     places: Iterable[int] = range(first, end)
     if end - first > DRAWN:
         places = (first, *rng.sample(range(first + 1, end), DRAWN - 1))
-    return [ordered[n] for n in places if ordered[n].free_bytes >= least_free and wish.fits(ordered[n])]
+    drawn = [ordered[n] for n in places]
+    return [instance for instance in drawn if instance.free_bytes >= least_free and wish.fits(instance)]
 
 
-def _not_too_busy(found: list[Instance], wish: _Wish, seen: LoadTimes) -> list[Instance]:
+def _not_too_busy(found: list[Instance], wish: _Wish) -> list[Instance]:
     """Without those whose rate is far above the least, and those whose queue of loads is longer by more than a few."""
     since = max(0, wish.now_ms - wish.used_ms)
     times = next((times for within_ms, times in TOLERATED if since <= within_ms), math.inf)
     least = min(instance.rate for instance in found)
     kept = [i for i in found if i.rate <= max(BUSY_RATE, times * least)]
-    waits = [(i.loading + i.queued) // max(i.loading_max, 1) * seen.mean_ms(wish.model.type) for i in kept]
-    bound = min(waits) + QUEUED_FEW * seen.mean_ms(wish.model.type)
-    return [i for i, wait in zip(kept, waits, strict=True) if wait <= bound]
+    turns = [(i.loading + i.queued) // max(i.loading_max, 1) for i in kept]
+    return [i for i, before in zip(kept, turns, strict=True) if before <= min(turns) + QUEUED_FEW]
 
 
 def _told(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
@@ -329,14 +335,15 @@ def _told(chosen: Instance, wish: _Wish, count: int, local: bool) -> str:
     return f"{what}; {'the query came in there' if local else f'drawn among {count}' if count > 1 else 'the best'}"
 
 
-def _refusal(field: Field, wish: _Wish) -> Refusal:
+def _refusal(field: Field, wish: _Wish, retry_ms: int) -> Refusal:
+    """Another try after a load's time, unless none can ever hold it."""
     if not field:
         return Refusal("no instance lives", RETRY_MS)
     reasons = {instance.id: wish.why_not(instance) for instance in field}
     grave = all(unfit(wish.model, i, wish.constraint, wish.size_bytes) and not i.stopping for i in field)
     shown = "; ".join(f"{id}: {why}" for id, why in sorted(reasons.items())[:5])
     more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-    return Refusal(f"no instance can hold it. {shown}{more}", 0 if grave else RETRY_MS)
+    return Refusal(f"no instance can hold it. {shown}{more}", 0 if grave else retry_ms)
 
 
 def explain(
@@ -350,14 +357,14 @@ def explain(
     avoid: Collection[str] = (),
     size_bytes: int = 0,
 ) -> list[Verdict]:
-    """What `choose` thinks of each instance, best first; those with `ok` are what it would draw among."""
-    field = instances if isinstance(instances, Field) else Field(instances)
+    """What `choose` thinks of each instance, best first; those with `ok` are what it would draw among. seen: as for `choose`."""
+    field = Field.of(instances)
     constraint = constraint_of(model.type, constraints)
     wish = _Wish(model, constraint, size_bytes or model.size_bytes, exclude, field.replaced(now_ms), now_ms, now_ms)
     ordered = _narrowed(field, wish, avoid, (*constraint.preferred, *model.policy.prefers))
     found = _shortlist(ordered, wish, Random(0)) or _shortlist(ordered, replace(wish, evicting=True), Random(0))
     listed = {i.id for i in found}
-    drawn = {i.id for i in _not_too_busy(found, wish, seen)} if found else set()
+    drawn = {i.id for i in _not_too_busy(found, wish)} if found else set()
     told, rank = [], -1
     for instance in sorted(field, key=lambda i: (i.id not in drawn, i.id not in listed)):
         why_not = wish.why_not(instance)

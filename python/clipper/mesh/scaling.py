@@ -89,7 +89,7 @@ class Cluster:
     def of(cls, model: MeshModel, instances: Sequence[Instance], constraint: Constraint) -> "Cluster":
         fit = [i for i in instances if not unfit(model, i, constraint, model.size_bytes)]
         return cls(
-            instances if isinstance(instances, Field) else frozenset(i.id for i in instances),
+            instances if type(instances) is Field else frozenset(i.id for i in instances),
             len(fit),
             sum(i.capacity_bytes for i in fit),
             sum(i.free_bytes for i in fit),
@@ -170,7 +170,7 @@ def _fewer(model: MeshModel, usage: Usage, cluster: Cluster, loaded: int, now_ms
 
 def spare(model: MeshModel, instances: Sequence[Instance]) -> str:
     """Which of its holders gives its copy up: the same one, whoever asks. Empty: no two live."""
-    field = instances if isinstance(instances, Field) else Field(instances)
+    field = Field.of(instances)
     holders = [held for id in loaded_copies(model, field) if (held := field.get(id))]
     if len(holders) < 2:
         return ""

@@ -116,7 +116,7 @@ class View:
 
 def janitor(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
     """Of one instance."""
-    instances = view.instances if isinstance(view.instances, Field) else Field(view.instances)
+    instances = Field.of(view.instances)
     me = instances.get(view.me)
     budget = DOWN_SHARE * me.capacity_bytes if me else 0.0
     actions: list[Action] = []
@@ -190,7 +190,7 @@ def rates(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
 
 def reaper(view: View, now_ms: int, settings: MeshSettings) -> list[Action]:
     """Of the leader: each action is one transaction, with its fencing epoch."""
-    instances = view.instances if isinstance(view.instances, Field) else Field(view.instances)
+    instances = Field.of(view.instances)
     actions: list[Action] = []
     for id, model in view.mine:
         try:
@@ -217,7 +217,7 @@ def step_of(vmodel: VModel, view: View, now_ms: int, settings: MeshSettings) -> 
 
 def ids_of(instances: Sequence[Instance]) -> Container[object]:
     """Of those that live."""
-    return instances if isinstance(instances, Field) else frozenset(i.id for i in instances)
+    return instances if type(instances) is Field else frozenset(i.id for i in instances)
 
 
 def _reaped(

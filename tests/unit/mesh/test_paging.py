@@ -64,7 +64,7 @@ def test_and_with_the_clock() -> None:
 
 def test_the_large_goes_before_the_small_and_the_cheap_before_the_dear() -> None:
     assert evicted(filled(110, {"small": 10, "large": 100}), 5) == ("large",)
-    residents = Residents(20)
+    residents = Residents(20, churn_ms=0)
     residents.add("dear", 10, T0, T0, cost_ms=5000)
     residents.add("cheap", 10, T0 + 1, T0 + 1, cost_ms=50)
     assert evicted(residents, 5) == ("cheap",)
@@ -105,6 +105,11 @@ def test_loads_do_not_chase_each_other() -> None:
     assert evicted(residents, 10, T0 + 5500) == ("a",)
     assert isinstance(residents.room_for(20, T0 + 5500, T0 + 5500), Refused)
     assert len(evicted(residents, 20, T0 + 6000)) == 2
+    residents.add("c", 10, T0 + 6000, T0 + 6000, loading=True)
+    residents.loaded("c", 10, now_ms=T0 + 20_000)
+    assert "c" not in evicted(residents, 10, T0 + 24_999)
+    assert isinstance(residents.room_for(20, T0 + 24_999, T0 + 24_999), Refused)
+    assert "c" in evicted(residents, 20, T0 + 25_000)
 
 
 def test_unasked_loads_take_no_room_from_what_was_used_later() -> None:
@@ -127,7 +132,7 @@ def test_one_that_returns_is_no_stranger() -> None:
 
 
 def test_a_use_long_ago_is_worth_less() -> None:
-    residents = Residents(20)
+    residents = Residents(20, churn_ms=0)
     for n in range(20 * FEW * int(USES)):
         residents.touch("nobody", T0 + n)
         residents.add("x", 1, T0 + n, T0 + n)
@@ -199,7 +204,7 @@ class Twin:
 @pytest.mark.parametrize("seed", range(20))
 def test_beside_the_twin(seed: int) -> None:
     rng = Random(seed)
-    residents, twin, now = Residents(1000), Twin(1000), T0
+    residents, twin, now = Residents(1000, churn_ms=0), Twin(1000), T0
     for _ in range(600):
         now += rng.choice([1, 100, 60_000, 3_600_000])
         id = f"m{rng.randrange(40)}"
