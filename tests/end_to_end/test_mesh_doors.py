@@ -1,0 +1,202 @@
+"""The doors of the mesh before a real node: HTTP, its client, a shell, gRPC; what they do, the others see."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.cli import main
+from clipper.errors import AlreadyExists, StillLinked, UnknownModel
+from clipper.manage.client import Client
+from clipper.manage.mesh_client import MeshClient
+from clipper.testing import wait_until
+from tests.end_to_end.test_hosts import onnx_file
+from tests.frontend.conftest import ask, warm_workers
+
+grpc = pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+CliRunner = pytest.importorskip("click.testing").CliRunner
+
+MESH = "mmesh.ModelMesh"
+MODELS = """
+def double(rows):
+    return rows * 2
+
+def triple(rows):
+    return rows * 3
+"""
+QUICK = {"name": "", "publish_s": 0.05, "rate_s": 0.05, "drain_s": 1.0}
+ROW = {"inputs": [{"name": "input", "shape": [1, 3], "datatype": "FP64", "data": [1.0, 2.0, 3.0]}]}
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("models")
+    (place / "models.py").write_text(MODELS)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[clipper.ClipperServer]:
+    addresses = dict.fromkeys(("http", "admin", "grpc"), "127.0.0.1:0")
+    with clipper.start(mesh={"enabled": True, **QUICK}, drain_s=1.0, **addresses) as started:
+        warm_workers(started)
+        yield started
+
+
+@pytest.fixture
+def door(server: clipper.ClipperServer) -> MeshClient:
+    return Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh
+
+
+def infer(server: clipper.ClipperServer, path: str, headers: dict[str, str] | None = None) -> Any:
+    body = {**ROW, "parameters": {"timeout": 15_000_000}}
+    reply = ask(server.http_address, "POST", f"/v2/models/{path}/infer", body, headers)
+    assert reply.status == 200, reply.body
+    return [output["data"] for output in reply.json["outputs"]]
+
+
+def test_over_http_a_model_is_registered_asked_and_explained(
+    server: clipper.ClipperServer, door: MeshClient, folder: str
+) -> None:
+    assert door.register("h1", "models.py:double", key=folder).status == "NOT_LOADED"
+    assert infer(server, "h1") == [[2.0, 4.0, 6.0]]
+    found = door.status("h1")
+    assert (found.status, [copy.instance for copy in found.copies]) == ("LOADED", [server.mesh.instance])
+    assert found.copies[0].size_bytes > 0
+    reply = ask(server.http_address, "POST", "/api/h1/predict", {"input": [1.0, 2.0, 3.0]}).json
+    assert (reply["output"], reply["default"]) == ([2.0, 4.0, 6.0], False)
+    why = door.explain("h1")
+    assert [one.what for one in why.history][-1] == "loaded"
+    assert server.mesh.instance in why.next
+    (here,) = door.instances()
+    assert (here.id, here.models) == (server.mesh.instance, len(server.mesh.local.held))
+    with pytest.raises(AlreadyExists):
+        door.register("h1", "models.py:triple", key=folder)
+    door.unregister("h1")
+    assert door.status("h1").status == "NOT_FOUND"
+    wait_until(lambda: ask(server.http_address, "POST", "/v2/models/h1/infer", ROW).status == 404)
+
+
+def test_over_http_a_vmodel_stands_for_one_and_then_for_another(
+    server: clipper.ClipperServer, door: MeshClient, folder: str
+) -> None:
+    for id, function in (("v1", "double"), ("v2", "triple")):
+        door.register(id, f"models.py:{function}", key=folder)
+    door.set_vmodel("best", "v1", load_now=True, sync=True)
+    assert infer(server, "best") == [[2.0, 4.0, 6.0]]
+    assert door.set_vmodel("best", "v2", sync=True).active == "v2"
+    assert infer(server, "anything", {"mm-vmodel-id": "best"}) == [[3.0, 6.0, 9.0]]
+    assert infer(server, "anything", {"mm-model-id": "v1, v2"}) == [[2.0, 4.0, 6.0], [3.0, 6.0, 9.0]]
+    with pytest.raises(StillLinked):
+        door.unregister("v2")
+    door.rollback_vmodel("best")
+    wait_until(lambda: door.vmodel_status("best").active == "v1")
+    assert infer(server, "best") == [[2.0, 4.0, 6.0]]
+    door.delete_vmodel("best")
+    assert door.vmodel_status("best").status == "NOT_FOUND"
+
+
+def test_a_file_that_is_not_there_is_a_failure_with_its_reason(server: clipper.ClipperServer, door: MeshClient) -> None:
+    failed = door.register("gone", "/nowhere/gone.onnx", load_now=True, sync=True)
+    assert failed.status == "LOADING_FAILED"
+    assert "gone.onnx" in failed.errors[0]
+    reply = ask(server.http_address, "POST", "/api/gone/predict", {"input": [1.0, 2.0, 3.0]})
+    assert "could not be loaded" in reply.body.decode()
+
+
+def test_a_watcher_sees_a_load(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:
+    door.register("w1", "models.py:double", key=folder)
+    events = door.watch("w1")
+    assert [next(events).kind, next(events).kind] == ["PUT", "SYNC"]
+    door.ensure_loaded("w1")
+    states = []
+    while not states or states[-1] != "LOADED":
+        record: Any = next(events).record
+        states.append(record.status())
+    assert states[0] == "LOADING"
+    events.close()
+
+
+def test_hits_misses_and_loads_are_counted(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:
+    before = door.stats()
+    door.register("c1", "models.py:double", key=folder)
+    for _ in range(5):
+        infer(server, "c1")
+    wait_until(lambda: door.stats()["queries_hit"] >= before["queries_hit"] + 4)
+    after = door.stats()
+    assert after["queries_missed"] == before["queries_missed"] + 1
+    assert after["loads"] == before["loads"] + 1
+    assert after["load_wait_us"]["count"] == after["loads"]
+    text = ask(server.admin_address, "GET", "/metrics").body.decode()
+    (hits,) = re.findall(r'^clipper_mesh_queries_total\{outcome="hit"\} (\d+)$', text, re.M)
+    assert int(hits) >= after["queries_hit"]
+    assert f"modelmesh_instance_models_total {float(len(server.mesh.local.held))!r}" in text
+    assert "c1" not in text, "no series for each model"
+
+
+def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str) -> None:
+    from tests.frontend.test_grpc import INFERENCE, Client, tensor_of
+
+    client = Client(server.grpc_address)
+    about = {"type": "python", "path": "models.py:double", "key": folder}
+    loaded = client(MESH, "registerModel", modelId="g1", modelInfo=about, loadNow=True, sync=True)
+    assert (loaded.status, loaded.modelCopyInfos[0].location) == (3, server.mesh.instance)
+    broken = client(MESH, "registerModel", modelId="g0", modelInfo={"type": "onnx", "path": "/g0"}, loadNow=True, sync=True)
+    assert (broken.status, len(broken.errors)) == (4, 1)
+    other = {**about, "path": "models.py:triple"}
+    assert client.refused(MESH, "registerModel", modelId="g1", modelInfo=other).code() is grpc.StatusCode.ALREADY_EXISTS
+    assert client.refused(MESH, "ensureLoaded", modelId="nobody").code() is grpc.StatusCode.NOT_FOUND
+    new = client(MESH, "setVModel", vModelId="gv", targetModelId="g1", owner="ann")
+    assert (new.status, new.activeModelId) == (1, "g1")
+    fields = {"vModelId": "gv", "targetModelId": "g2", "modelInfo": other, "autoDeleteTargetModel": True}
+    assert client.refused(MESH, "setVModel", owner="bob", **fields).code() is grpc.StatusCode.ALREADY_EXISTS
+    unmet = client.refused(MESH, "setVModel", owner="ann", expectedTargetModelId="x", **fields)
+    assert unmet.code() is grpc.StatusCode.FAILED_PRECONDITION
+    switched = client(MESH, "setVModel", owner="ann", expectedTargetModelId="g1", sync=True, **fields)
+    assert (switched.status, switched.activeModelId, switched.activeModelStatus.status) == (1, "g2", 3)
+    for ids, expected in (("gv", [[3.0, 6.0, 9.0]]), ("g1", [[2.0, 4.0, 6.0]])):
+        named = Client(server.grpc_address, metadata=[("mm-vmodel-id" if ids == "gv" else "mm-model-id", ids)])
+        answer = named(INFERENCE, "ModelInfer", tensor_of("", [[1.0, 2.0, 3.0]]))
+        assert np.frombuffer(answer.raw_output_contents[0]).reshape(1, 3).tolist() == expected
+        named.channel.close()
+    assert client.refused(MESH, "unregisterModel", modelId="g2").code() is grpc.StatusCode.FAILED_PRECONDITION
+    client(MESH, "deleteVModel", vModelId="gv", owner="ann")
+    assert client(MESH, "getVModelStatus", vModelId="gv").status == 0
+    assert client(MESH, "getModelStatus", modelId="g2").status == 0, "no name stands for it any more"
+    client(MESH, "unregisterModel", modelId="g1")
+    client.channel.close()
+
+
+def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPPER_URL", f"http://{server.admin_address}")
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(main, words, prog_name="clipper")
+
+    about = ("models.py:double", "--type", "python", "--key", folder)
+    assert run("mesh", "register", "s1", *about).output.startswith("s1: NOT_LOADED")
+    assert run("predict", "s1", "[1, 2, 3]").output.startswith("[2, 4, 6]\tby s1:1")
+    assert run("mesh", "status", "s1").output.startswith("s1: LOADED")
+    assert json.loads(run("mesh", "explain", "s1", "-o", "json").output)["status"] == "LOADED"
+    assert server.mesh.instance[:10] in run("mesh", "ps").output
+    assert run("mesh", "unregister", "s1").exit_code == 0
+    with pytest.raises(UnknownModel):
+        server.mesh.ensure_loaded("s1")
+
+
+def test_the_first_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "models").mkdir()
+    onnx_file(tmp_path / "models" / "m1.onnx", 2.0)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text()
+    exec(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[0], {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "LOADED"
+    assert said[0].startswith("12.0 False")
