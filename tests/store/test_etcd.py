@@ -14,8 +14,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import pytest
 
+import clipper
 from clipper.errors import ConfigError, ForkedProcess, LeaseLost, StoreError
 from clipper.store import Event, Mirror, Put, Store, etcd_line, etcd_watch, open_store
 from clipper.store.etcd import EtcdStore
@@ -429,3 +431,47 @@ def test_the_store_of_a_parent_is_not_a_childs(etcd_server: EtcdServer) -> None:
 def test_etcd_is_here() -> None:
     """`make test` installs it."""
     assert b"etcd Version: 3" in subprocess.run(["etcd", "--version"], capture_output=True, check=True).stdout
+
+
+# -- servers on it
+
+
+def total(xs: Any) -> Any:
+    return xs.sum(axis=1)
+
+
+def test_a_server_comes_back_from_etcd(etcd_server: EtcdServer, tmp_path: Path) -> None:
+    settings = {"state": f"{etcd_server.url}/{tmp_path.name}", "folder": str(tmp_path)}
+    with clipper.start(**settings) as server:
+        server.deploy("m", total, input="f64[2]")
+        app = server.app("a", models=["m"], policy="exp4", slo_ms=5000)
+        assert app.feedback(app.predict(np.ones(2)).result(10), label=2.0)
+    with clipper.start(**settings) as server:
+        app = server.app("a")
+        assert server.model("m").predict(np.ones(2), slo_ms=10_000).result(10) == 2.0
+        assert app._question("a").learner.state(None).seen == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_feedback_goes_on_without_etcd_and_is_there_afterwards(own_etcd: EtcdServer, tmp_path: Path, how: str) -> None:
+    settings: dict[str, Any] = {"state": own_etcd.url, "folder": str(tmp_path), "feedback": {"write_ms": 5}}
+    with clipper.start(**settings) as server:
+        server.deploy("m", total, input="f64[2]")
+        app = server.app("a", models=["m"], policy="kl_ucb", slo_ms=10_000, default=-1.0)
+        assert app.feedback(app.predict(np.ones(2), user="u").result(20), label=2.0)
+        if how == "stopped":
+            own_etcd.signal(signal.SIGSTOP)
+        else:
+            own_etcd.kill()
+        for user in ("u", "v", ""):
+            answer = app.predict(np.ones(2), user=user).result(20)
+            assert (answer.output, answer.is_default) == (2.0, False)
+            assert app.feedback(answer, label=2.0)
+        if how == "stopped":
+            own_etcd.signal(signal.SIGCONT)
+        else:
+            own_etcd.start()
+    with clipper.start(**settings) as server:
+        learner = server.app("a")._question("a").learner
+        assert {user: learner.state(user).seen for user in ("u", "v", "")} == {"u": 2, "v": 1, "": 4}

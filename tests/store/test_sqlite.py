@@ -1,6 +1,7 @@
 """What only a file can do: outlive its process, be shared, be damaged, and run out of room."""
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -8,8 +9,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -367,3 +370,105 @@ def test_open_store(tmp_path: Path) -> None:
             assert store.path == path
     with pytest.raises(ConfigError, match="no store for state='consul://h:1'"):
         open_store("consul://h:1")
+
+
+# -- leases, formats, and the turnstile
+
+
+FORMAT_1 = """
+create table kv (
+    key blob primary key, value blob not null, crc integer not null,
+    revision integer not null, created integer not null, version integer not null) without rowid;
+create table event (
+    id integer primary key autoincrement, revision integer not null, key blob not null,
+    value blob, created integer not null, version integer not null);
+create index event_revision on event (revision);
+create table meta (name text primary key, value integer not null) without rowid;
+insert into meta values ('revision', 1), ('forgotten', 0);
+insert into event (revision, key, value, created, version) values (1, x'61', x'31', 1, 1);
+pragma application_id = 0x434C5053;
+pragma user_version = 1;
+pragma journal_mode = wal;
+"""
+
+
+def test_a_file_of_the_format_before_leases_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        raw.executescript(FORMAT_1)
+        raw.execute("insert into kv values (x'61', x'31', ?, 1, 1, 1)", (crc32(b"1", crc32(b"a")),))
+        raw.commit()
+    for _ in range(2):
+        with SqliteStore(path) as store:
+            record = store.get("a")
+            assert record == Record("a", b"1", 1, 1, 1)
+            assert store.watch("", 0).next(20) == Event("PUT", 1, "a", record)
+    with SqliteStore(path) as store, store.lease(60) as lease:
+        assert store.put("a", b"2", lease.id).revision == 2
+
+
+def test_no_lease_outlives_the_machine(tmp_path: Path) -> None:
+    """The monotonic clock begins anew with each boot, and everybody who held a lease is dead."""
+    path = tmp_path / "state.db"
+    with SqliteStore(path) as store:
+        lease = store.lease(60)
+        store.txn((), (Put("a", b"1", lease.id), Put("b", b"1", lease.id), Put("c", b"1")))
+    with SqliteStore(path) as store:
+        assert set(content(store)) == {"a", "b", "c"}, "the same boot: another process may hold it"
+        store._writer.execute("update meta set value = value + 1 where name = 'boot'")
+    with SqliteStore(path) as store:
+        assert set(content(store)) == {"c"}
+        watch = store.watch("", 1)
+        assert [watch.next(20), watch.next(20)] == [Event("DELETE", 2, "a"), Event("DELETE", 2, "b")]
+
+
+HOLDER = """
+import sys, threading
+from clipper.store import SqliteStore
+with SqliteStore(sys.argv[1]) as store:
+    lease = store.lease(0.5)
+    store.put("holder", b"1", lease.id)
+    print("held", flush=True)
+    threading.Event().wait(60)
+"""
+
+
+def test_what_a_dead_process_held_is_seen_to_go(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with SqliteStore(path) as store:
+        watch = store.watch("")
+        holder = spawn(HOLDER, path)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+        holder.communicate()
+        kinds: list[str] = []
+        while kinds[-1:] != ["DELETE"]:
+            event = watch.next(20)
+            assert event is not None
+            kinds.append(event.kind)
+        assert content(store) == {}
+
+
+def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds another waiting for the file waits behind it; but for no longer than for the file itself."""
+    path, waits, flock = tmp_path / "state.db", threading.Event(), fcntl.flock
+
+    def told(file: int, how: int) -> None:
+        try:
+            flock(file, how)
+        except BlockingIOError:
+            waits.set()
+            raise
+
+    with SqliteStore(path) as store, SqliteStore(path, busy_s=0.05) as hasty, open(f"{path}-turn") as turn:
+        monkeypatch.setattr(fcntl, "flock", told)
+        flock(turn, fcntl.LOCK_EX)
+        writer = threading.Thread(target=store.put, args=("a", b"1"))
+        writer.start()
+        assert waits.wait(20)
+        assert store.get("a") is None
+        hasty.put("b", b"1")
+        flock(turn, fcntl.LOCK_UN)
+        writer.join(20)
+        assert set(content(store)) == {"a", "b"}

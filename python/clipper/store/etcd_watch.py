@@ -1,7 +1,7 @@
 """A watch over an etcd cluster, that comes back behind the last event it took.
 
 Its thread holds one stream to one endpoint and goes to the next when that ends. A server that hangs ends nothing: so after a
-second of silence the stream is asked for a sign of life (a progress notification), and one that owes it for three seconds is
+second of silence the stream is asked for a sign of life (a progress notification), and one that owes it for two seconds is
 given up. That sign says no more: etcd 3.4 sends it ahead of events it has yet to send (issue 15220), so only events move the
 cursor.
 
@@ -24,7 +24,7 @@ from clipper.store.protocol import message
 from clipper.store.store import EVENTS_MAX, Event, Record
 
 SILENCE_S: Final = 1.0  # then a sign of life is asked for
-WATCHDOG_S = 3.0  # within which it must come
+WATCHDOG_S = 2.0  # within which it must come
 _SLICE_S: Final = 0.25
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
 

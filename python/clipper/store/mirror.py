@@ -145,7 +145,7 @@ class Mirror(Mapping[str, T]):
         while not self._stop.is_set():
             try:
                 if self._watch is None:
-                    self._tell(self._list())
+                    self._tell(self._differing(self._list()))
                 if not self._follow():
                     return  # the store was closed
             except StoreError as error:
@@ -182,22 +182,29 @@ class Mirror(Mapping[str, T]):
             self._trouble = None
             _log.info("the mirror of %r is fresh again", self._prefix)
 
-    def _list(self) -> list[Change[T]]:
-        """Read everything, and begin a watch behind it; -> what differs from what was known."""
+    def _list(self) -> dict[str, Record]:
+        """Read everything, and begin a watch behind it; -> what was known before."""
         records, revision = self._store.range(self._prefix)
         skip = len(self._prefix)
         fresh = {record.key[skip:]: record for record in records}
         old = self._records
-        gone = [(key, record, None) for key, record in old.items() if key not in fresh]
-        new = [(key, old.get(key), record) for key, record in fresh.items() if old.get(key) != record]
         self._watch = self._store.watch(self._prefix, revision)
         with self._changed:
             self._records, self._revision = fresh, revision
-            for key, _, _ in gone:
+            for key in old.keys() - fresh.keys():
                 self._decoded.pop(self._prefix + key, None)
             self._changed.notify_all()
         self._heard()
-        return [Change(key, before, after, self._value_of_change) for key, before, after in (*gone, *new)]
+        return old
+
+    def _differing(self, old: dict[str, Record]) -> list[Change[T]]:
+        """What has changed since that content, if anybody wants to know."""
+        if not self._callbacks:
+            return []
+        fresh = self._records
+        gone = [Change(key, record, None, self._value_of_change) for key, record in old.items() if key not in fresh]
+        new = ((key, old.get(key), record) for key, record in fresh.items())
+        return gone + [Change(key, was, now, self._value_of_change) for key, was, now in new if was != now]
 
     def _value_of_change(self, record: Record) -> T | None:
         if self._records.get(record.key[len(self._prefix) :]) is record:

@@ -29,7 +29,7 @@ TTL_S_MIN, TTL_S_MAX = 0.05, 86_400.0  # of leases; a server's own least is long
 EVENTS_MAX: Final = 10_000  # changes kept for watches; whoever falls further behind is told RESET
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):  # it holds no containers: 20 000 are nothing to the collector
     """revision: of the last change.  created_revision: of the first since the key was last absent.
     version: number of writes since then.  lease: the id of that with which it goes; "" for none."""
 
@@ -82,7 +82,7 @@ class TxnResult(msgspec.Struct, frozen=True):
     revision: int
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """PUT and DELETE are changes; `record` is the new one, None after DELETE.
     SYNC: everything up to `revision` has been delivered; it comes once, after what was there when the watch began.
     RESET: changes were missed; read the range again and skip events up to its revision."""
