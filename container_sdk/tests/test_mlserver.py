@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,3 +173,34 @@ def test_a_server_that_was_killed_has_its_models_again_when_it_is_back(runtime: 
     mlserver.start()
     for factor, model in zip((2, 3), models, strict=True):
         np.testing.assert_array_equal(model.predict_batch(ROWS), ROWS * factor)
+
+
+def test_its_models_are_models_of_a_mesh(mlserver: MlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clipper = pytest.importorskip("clipper", reason="the server is not installed")
+    about = {"TYPE": "mlserver", "URL": mlserver.url, "FOLDER": str(mlserver.folder / "repository"), "CAPACITY_MIB": "512"}
+    for name, value in about.items():
+        monkeypatch.setenv(f"CLIPPER_OIP_{name}", value)
+    runtimes = {"enabled": True, "runtimes": ["clipper_container.adapters.oip:Oip"], "publish_s": 0.05}
+    with clipper.start(mesh=runtimes, drain_s=1.0) as server:
+        for factor in (2, 3):
+            found = artifact_of(tmp_path, f"times{factor}", factor=factor)
+            server.register_model(found.model, found.path, "mlserver", found.key)
+        for factor in (2, 3):
+            answer = server.predict(f"times{factor}", ROWS[1], slo_ms=20_000).result(PATIENCE_S)
+            assert not answer.is_default, answer.reason
+            assert answer.output.tolist() == (ROWS[1] * factor).tolist()
+        assert server.mesh.status("times2").info.input == "f64[3]"
+        server.mesh.unregister("times2")
+        until_s = time.monotonic() + PATIENCE_S
+        while mlserver_has(mlserver, "times2"):
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        assert mlserver_has(mlserver, "times3")
+
+
+def mlserver_has(mlserver: MlServer, model: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{mlserver.url}/v2/models/{model}/ready", timeout=PATIENCE_S) as reply:
+            return bool(reply.status == 200)
+    except urllib.error.HTTPError:
+        return False

@@ -70,7 +70,7 @@ def test_the_version() -> None:
     [
         (("dmeo",), "no verb 'dmeo' - did you mean 'demo'?"),
         (("config", "chek"), "no verb 'chek' - did you mean 'check'?"),
-        (("frobnicate",), "no verb 'frobnicate'. Verbs: app, apps, bench, challenge, completion, config,"),
+        (("frobnicate",), "no verb 'frobnicate'. Verbs: app, apps, bench, challenge, cluster, completion, config,"),
     ],
 )
 def test_a_slip_of_the_pen(words: tuple[str, ...], said: str) -> None:

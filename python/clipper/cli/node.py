@@ -1,7 +1,10 @@
 """`clipper node`: a server that is a node of a mesh and nothing else, until a signal; then its models move on first."""
 
+import ctypes
 import logging
+import os
 import secrets
+import signal
 import threading
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ _LOOK_S: Final = 0.1
 _SAY_EACH_S: Final = 1.0
 _PATIENT_S: Final = 5.0
 _RETRY_S: Final = 2.0
+_PR_SET_PDEATHSIG: Final = 1
 
 
 @click.command(short_help="Serve the models of a mesh, as one node of it.")
@@ -36,8 +40,8 @@ _RETRY_S: Final = 2.0
 @click.option("--grpc", metavar="HOST:PORT", help="Take queries over gRPC here; instead of grpc.address.")
 @click.option("--admin", metavar="HOST:PORT", help="Take management over HTTP here; instead of http.admin.")
 @click.option("--insecure", is_flag=True, help="Take queries of other hosts without keys; as http.insecure.")
-@click.pass_context
-def node(ctx: click.Context, /, file: Path | None, insecure: bool, **given: Any) -> None:
+@click.option("--end-with-parent", is_flag=True, hidden=True, help="Leave when the thread that started this ends.")
+def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any) -> None:
     """Serve the models of a mesh until SIGTERM or Ctrl-C. Nodes that share a store are one mesh: any of them takes any
     query, loads what is asked, and asks another that has it.
 
@@ -55,6 +59,8 @@ def node(ctx: click.Context, /, file: Path | None, insecure: bool, **given: Any)
     refuse_open(config, insecure)
     stopping = threading.Event()
     on_first_signal(stopping)
+    if end_with_parent:
+        _end_with_parent(stopping)
     server = _started(config, stopping)
     if server is None:
         click.echo("closed")
@@ -70,6 +76,14 @@ def node(ctx: click.Context, /, file: Path | None, insecure: bool, **given: Any)
     finally:
         server.close()
     click.echo("closed")
+
+
+def _end_with_parent(stopping: threading.Event) -> None:
+    """Ask the kernel for SIGTERM then."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent or parent == 1:
+        stopping.set()  # it ended before we could ask
 
 
 def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | None":

@@ -8,6 +8,7 @@ import click
 from clipper.cli.applications import app, apps, challenge, link, shadow, unlink
 from clipper.cli.beginning import down, init
 from clipper.cli.bench import bench
+from clipper.cli.cluster import cluster
 from clipper.cli.configuring import config
 from clipper.cli.exporting import export, import_
 from clipper.cli.key import key
@@ -134,7 +135,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 for _verb in (
     init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
     shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
-    mesh, registry, node,
+    mesh, registry, node, cluster,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes):

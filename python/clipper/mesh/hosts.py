@@ -64,11 +64,14 @@ class ModelHost(Protocol):
     async def leave(self, model: str, address: str, timeout_s: float) -> None: ...
 
 
-def host_command(control: str, name: str, capacity_mib: int, loading_max: int, load_s: float) -> Sequence[str]:
+def host_command(
+    control: str, name: str, capacity_mib: int, loading_max: int, load_s: float, runtimes: Sequence[str] = ()
+) -> Sequence[str]:
     """The command line of a host. It holds no secret."""
     words = [sys.executable, "-X", "faulthandler", "-m", "clipper_container", "host", "--control", control]
     words += ["--token-env", TOKEN_ENV, "--name", name, "--load-s", f"{load_s:g}", "--die-with-parent", str(os.getpid())]
     words += ["--capacity-mib", str(capacity_mib)] if capacity_mib else []
+    words += [word for runtime in runtimes for word in ("--runtime", runtime)]
     return words + (["--loading-max", str(loading_max)] if loading_max else [])
 
 

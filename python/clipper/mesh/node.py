@@ -427,7 +427,7 @@ def _hosts(mesh: Mesh) -> list[Host]:
     each_mib = settings.capacity_mib // settings.hosts
 
     def command(name: str) -> Callable[[str], Sequence[str]]:
-        return lambda control: host_command(control, name, each_mib, settings.loading_max, settings.load_s)
+        return lambda control: host_command(control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes)
 
     return [
         Host(f"host-{n}", mesh._folder, command(f"host-{n}"), mesh._host_ready, mesh._host_lost, mesh._host_left)

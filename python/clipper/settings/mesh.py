@@ -43,3 +43,6 @@ class MeshSettings(msgspec.Struct, frozen=True):
     data_plane: Annotated[
         str, about("JSON file: other gRPC methods that models answer, and where their ids stand; read again when it changes")
     ] = ""
+    runtimes: Annotated[
+        tuple[str, ...], about("what else its hosts load models by, `module:Class`; `clipper_container.adapters.oip:Oip`, say")
+    ] = ()

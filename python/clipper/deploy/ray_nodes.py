@@ -1,0 +1,218 @@
+"""Nodes of a mesh on a Ray cluster: an actor each, which keeps one `clipper node` running. Needs the extra `ray`.
+
+Ray chooses the machine, by CPUs, GPUs and other resources, and starts the actor again, elsewhere if need be, when its machine is
+lost. The actor starts the process again when that ends by itself. No query goes through Ray: nodes talk to each other as they do
+everywhere. A node whose actor is killed gets SIGTERM, so that it leaves in good order all the same.
+"""
+
+import collections
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from clipper.errors import ConfigError, NoServer
+
+NAMESPACE: Final = "clipper"
+NODE: Final = (sys.executable, "-m", "clipper", "node")
+_LINES_MAX: Final = 200
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.2, 10.0
+_STEADY_S: Final = 30.0  # after which an end is the first one again
+_LOOK_S: Final = 0.1
+_KILL_S: Final = 5.0
+_CALLS: Final = 4  # of one actor at once: it is asked how it does while it stops
+_SAID: Final = {"queries come in at": "http", "queries come in over gRPC at": "grpc", "management at": "admin"}
+
+
+class NodeProcess:
+    """A `clipper node` that is started again whenever it ends, until `stop`. Threads: any."""
+
+    def __init__(self, name: str, words: Sequence[str], command: Sequence[str] = NODE) -> None:
+        self._name, self._words, self._command = name, tuple(words), tuple(command)
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES_MAX)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._state, self._starts = "starting", 0
+        self._addresses: dict[str, str] = {}
+        self._supervising = threading.Thread(target=self._supervise, name=f"clipper-node-{name}", daemon=True)
+        self._supervising.start()
+
+    def status(self) -> dict[str, Any]:
+        """state: `starting`, `ready`, `leaving`, `ended`.  starts: of the process so far.  lines: the last it said."""
+        with self._lock:
+            pid = self._process.pid if self._process is not None else 0
+            about = {"name": self._name, "state": self._state, "pid": pid, "starts": self._starts}
+            return {**about, **self._addresses, "lines": list(self._lines)[-20:]}
+
+    def stop(self, grace_s: float) -> dict[str, Any]:
+        """Have it leave its mesh; SIGKILL after `grace_s`. -> its last status. Idempotent."""
+        self._stopping.set()
+        with self._lock:
+            process, self._state = self._process, "leaving" if self._state != "ended" else "ended"
+        if process is not None and process.poll() is None:
+            process.terminate()
+        self._supervising.join(grace_s)
+        if process is not None and self._supervising.is_alive():
+            process.kill()
+            self._supervising.join(_KILL_S)
+        return self.status()
+
+    def _supervise(self) -> None:
+        pause_s = _PAUSE_S_MIN
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            self._run()
+            pause_s = _PAUSE_S_MIN if time.monotonic() - began_s > _STEADY_S else min(_PAUSE_S_MAX, pause_s * 2)
+            self._stopping.wait(pause_s)
+        with self._lock:
+            self._state, self._process = "ended", None
+
+    def _run(self) -> None:
+        """One life. The process is told when this thread is gone."""
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            words = [*self._command, *self._words, "--name", self._name, "--end-with-parent"]
+            self._process = process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            )
+            self._state, self._addresses = "starting", {}
+            self._starts += 1
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._hear(line.rstrip("\n"))
+        code = process.wait()
+        with self._lock:
+            self._lines.append(f"it ended, exit code {code}")
+            self._state = "starting"
+
+    def _hear(self, line: str) -> None:
+        with self._lock:
+            self._lines.append(line)
+            if line == "ready" and self._state == "starting":
+                self._state = "ready"
+            for said, what in _SAID.items():
+                if line.startswith(said):
+                    self._addresses[what] = line.removeprefix(said).strip().partition(",")[0]
+
+
+class RayNode(NodeProcess):
+    """On the machine where Ray has put it. http_port: 0 takes any free one."""
+
+    def __init__(self, name: str, words: Sequence[str], http_port: int) -> None:
+        import ray
+
+        self._host = host = str(ray.util.get_node_ip_address())
+        super().__init__(name, [*words, "--peers", f"tcp:{host}:0", "--http", f"{host}:{http_port}"])
+
+    def status(self) -> dict[str, Any]:
+        return {**super().status(), "host": self._host}
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """words: further ones for `clipper node`.  cpus, gpus, resources: of each node, as Ray counts them."""
+
+    mesh: str = "mesh"
+    nodes: int = 3
+    words: tuple[str, ...] = ()
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    http_port: int = 0
+
+    def names(self) -> list[str]:
+        return [f"{self.mesh}-{number}" for number in range(1, self.nodes + 1)]
+
+
+def join_ray(address: str) -> Any:
+    """-> Ray, connected. address: `auto`, HOST:PORT, or `local`: one in this process. Errors: ConfigError, NoServer."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("Ray is not installed.", hint='pip install "clipper-serving[ray]"') from None
+    if not ray.is_initialized():
+        try:
+            ray.init(
+                address=None if address == "local" else address, namespace=NAMESPACE, log_to_driver=False, logging_level="error",
+                **({"include_dashboard": False} if address == "local" else {}),
+            )  # fmt: skip
+        except (ConnectionError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            hint = "Start one: ray start --head. Or try --address local: it ends with this command."
+            raise NoServer(f"no Ray cluster at {address!r}: {why}", hint=hint) from None
+    return ray
+
+
+def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
+    """An actor for each node, those that are there already included. -> by name."""
+    kind = ray.remote(RayNode)
+    tags = {"gpu": cluster.gpus} if cluster.gpus else {}
+    words = [*cluster.words, *(word for tag in tags for word in ("--label", tag))]
+    return {
+        name: kind.options(
+            name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, max_restarts=-1, max_task_retries=-1,
+            max_concurrency=_CALLS, num_cpus=cluster.cpus, num_gpus=cluster.gpus, resources=dict(cluster.resources),
+            scheduling_strategy="SPREAD",
+        ).remote(name, words, cluster.http_port)
+        for name in cluster.names()
+    }  # fmt: skip
+
+
+def actors_of(ray: Any, mesh: str) -> dict[str, Any]:
+    """Those of a mesh, by name."""
+    found = ray.util.list_named_actors(all_namespaces=True)
+    names = sorted(one["name"] for one in found if one["namespace"] == NAMESPACE)
+    mine = [name for name in names if name.rpartition("-")[0] == mesh and name.rpartition("-")[2].isdecimal()]
+    return {name: ray.get_actor(name, namespace=NAMESPACE) for name in mine}
+
+
+def statuses(ray: Any, actors: Mapping[str, Any], within_s: float = 5.0) -> dict[str, dict[str, Any]]:
+    """How each does; `waits for a place` for one that Ray has not put anywhere, or that is being started again."""
+    asked = {name: actor.status.remote() for name, actor in actors.items()}
+    done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s) if asked else ([], [])
+    found = {}
+    for name, one in asked.items():
+        found[name] = {"name": name, "state": "waits for a place", "pid": 0, "starts": 0, "lines": []}
+        if one in done:
+            with contextlib.suppress(ray.exceptions.RayError):
+                found[name] = ray.get(one)
+    return found
+
+
+def take_down(ray: Any, actors: Mapping[str, Any], grace_s: float) -> dict[str, dict[str, Any]]:
+    """End them, all at once: there is nobody left to take what they hold. -> their last statuses."""
+    asked = {name: actor.stop.remote(grace_s) for name, actor in actors.items()}
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=grace_s + 2 * _KILL_S) if asked else None
+    found = {}
+    for name, one in asked.items():
+        try:
+            found[name] = ray.get(one, timeout=0)
+        except ray.exceptions.RayError as error:
+            found[name] = {"name": name, "state": "lost", "lines": [str(error).partition("\n")[0]]}
+        ray.kill(actors[name])
+    return found
+
+
+def wait_ready(ray: Any, actors: Mapping[str, Any], within_s: float, stop: threading.Event) -> dict[str, dict[str, Any]]:
+    """Until all are ready, or it is asked to stop. NoServer when they are not within that time."""
+    until_s = time.monotonic() + within_s
+    while True:
+        found = statuses(ray, actors, min(5.0, within_s))
+        waiting = [name for name, one in found.items() if one["state"] != "ready"]
+        if not waiting or stop.is_set():
+            return found
+        if time.monotonic() > until_s:
+            told = "; ".join(f"{name} {found[name]['state']}{_last(found[name]['lines'])}" for name in waiting)
+            raise NoServer(f"{len(waiting)} of {len(found)} nodes are not ready after {within_s:g} s: {told}")
+        stop.wait(_LOOK_S)
+
+
+def _last(lines: Sequence[str]) -> str:
+    return f": {lines[-1]}" if lines else ""

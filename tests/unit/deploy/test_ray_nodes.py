@@ -1,0 +1,98 @@
+"""A node that is kept running: what an actor on Ray does, without Ray."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clipper.deploy.ray_nodes import NodeProcess, RayCluster
+from clipper.errors import ConfigError
+
+PATIENCE_S = 30.0
+NODE = """
+import signal, sys, threading
+stopping = threading.Event()
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+print("queries come in at http://127.0.0.1:8000, with keys", flush=True)
+if "broken" in sys.argv:
+    sys.exit("error: no such store")
+print(*sys.argv[1:], flush=True)
+print("ready", flush=True)
+stopping.wait()
+print("left: 3 of 3 models moved", flush=True)
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
+    (tmp_path / "node.py").write_text(NODE)
+    made = []
+
+    def start(*words: str) -> NodeProcess:
+        made.append(NodeProcess("mesh-1", words, (sys.executable, str(tmp_path / "node.py"))))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop(0.1)
+
+
+def until(node: NodeProcess, is_so: Callable[[dict[str, object]], bool]) -> dict[str, object]:
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so(found := node.status()):
+        assert time.monotonic() < give_up, found
+        time.sleep(0.01)
+    return found
+
+
+def test_it_is_ready_when_it_says_so_and_leaves_when_it_is_asked(make: Callable[..., NodeProcess]) -> None:
+    node = make("--store", "etcd://h:1")
+    found = until(node, lambda one: one["state"] == "ready")
+    assert (found["http"], found["starts"]) == ("http://127.0.0.1:8000", 1)
+    assert "--store etcd://h:1 --name mesh-1 --end-with-parent" in found["lines"]  # type: ignore[operator]
+    ended = node.stop(PATIENCE_S)
+    assert (ended["state"], ended["pid"], ended["starts"]) == ("ended", 0, 1)
+    assert ended["lines"][-2:] == ["left: 3 of 3 models moved", "it ended, exit code 0"]
+    assert node.stop(PATIENCE_S)["state"] == "ended"
+
+
+def test_it_is_started_again_when_it_is_killed(make: Callable[..., NodeProcess]) -> None:
+    node = make()
+    found = until(node, lambda one: one["state"] == "ready")
+    os.kill(int(str(found["pid"])), signal.SIGKILL)
+    again = until(node, lambda one: one["starts"] == 2 and one["state"] == "ready")
+    assert again["pid"] != found["pid"]
+    assert "it ended, exit code -9" in again["lines"]  # type: ignore[operator]
+
+
+def test_one_that_cannot_start_is_tried_again_and_says_why(make: Callable[..., NodeProcess]) -> None:
+    node = make("broken")
+    found = until(node, lambda one: int(str(one["starts"])) > 2)
+    assert "error: no such store" in found["lines"]  # type: ignore[operator]
+    assert found["state"] != "ready"
+    assert node.stop(PATIENCE_S)["state"] == "ended"
+
+
+def test_one_that_does_not_leave_is_killed(make: Callable[..., NodeProcess]) -> None:
+    node = make("deaf")
+    until(node, lambda one: one["state"] == "ready")
+    assert node.stop(0.1)["lines"][-1] == "it ended, exit code -9"
+
+
+def test_names() -> None:
+    assert RayCluster("prod", 3).names() == ["prod-1", "prod-2", "prod-3"]
+
+
+def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clipper.deploy.ray_nodes import join_ray
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="Ray is not installed"):
+        join_ray("auto")
