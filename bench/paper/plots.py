@@ -77,3 +77,25 @@ def save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     print(f"wrote {path}", file=sys.stderr)
+
+
+def timeline(seen: Sequence[tuple[float, float, str]], marks: Sequence[tuple[float, str]], path: Path, title: str) -> None:
+    """Latencies over time, and what was done when. seen: (seconds, ms, why it failed or empty)."""
+    plt = pyplot()
+    if plt is None:
+        return
+    figure, axes = plt.subplots(figsize=(10, 4.5))
+    good = [(at, ms) for at, ms, why in seen if not why]
+    bad = [(at, ms) for at, ms, why in seen if why]
+    axes.scatter(*zip(*good, strict=True), s=3, color="tab:blue", label="answered")
+    if bad:
+        axes.scatter(*zip(*bad, strict=True), s=24, marker="x", color="tab:red", label="failed")
+    for at, name in marks:
+        axes.axvline(at, color="0.7", linewidth=0.8)
+        axes.annotate(name, (at, 1.0), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
+    axes.set(yscale="log", xlabel="seconds", ylabel="ms from when a query was due", title=title)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -15,7 +15,7 @@ import numpy as np
 
 import clipper
 from bench.harness import Row
-from bench.paper.plots import pyplot
+from bench.paper.plots import timeline
 
 RATE_S = 200.0  # queries, by two threads in this process and two over HTTP
 PATIENCE_S = 30.0
@@ -108,7 +108,7 @@ def main(quick: bool = False, plot: Path | None = None) -> list[Row]:
     failed = [why for _, _, why in load.seen if why]
     rows.append(Row("failed, or answered by the default", len(failed), "queries", note=f"of {len(load.seen)}{_said(failed)}"))
     if plot is not None:
-        _draw(load.seen, marks, plot)
+        timeline(load.seen, marks, plot / "upgrade.png", "A rolling upgrade under load")
     return rows
 
 
@@ -120,24 +120,3 @@ def _row(name: str, seen: list[tuple[float, float, str]]) -> Row:
     took = np.array([ms for _, ms, _ in seen] or [np.nan])
     note = f"p50 {np.median(took):.2f}, max {took.max():.1f} ms of {len(seen)} queries"
     return Row(f"p99 after: {name}", float(np.percentile(took, 99)), "ms", note=note)
-
-
-def _draw(seen: list[tuple[float, float, str]], marks: list[tuple[float, str]], folder: Path) -> None:
-    plt = pyplot()
-    if plt is None:
-        return
-    figure, axes = plt.subplots(figsize=(10, 4.5))
-    good = [(at, ms) for at, ms, why in seen if not why]
-    bad = [(at, ms) for at, ms, why in seen if why]
-    axes.scatter(*zip(*good, strict=True), s=3, color="tab:blue", label="answered")
-    if bad:
-        axes.scatter(*zip(*bad, strict=True), s=24, marker="x", color="tab:red", label="failed")
-    for at, name in marks:
-        axes.axvline(at, color="0.7", linewidth=0.8)
-        axes.annotate(name, (at, 1.0), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
-    axes.set(yscale="log", xlabel="seconds", ylabel="ms from when a query was due", title="A rolling upgrade under load")
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / "upgrade.png", dpi=110)
-    plt.close(figure)

@@ -1,0 +1,297 @@
+"""The mesh: a hop, a cold load, 20 000 models in a process, exact copies, a registry in etcd (--rows way,paced,many)."""
+
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import clipper
+from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, open_loop, row
+from bench.system.mesh_servers import NO_ETCD, etcd
+from clipper.mesh.records import MODELS, MeshModel, decode, encode
+from clipper.store import Mirror, Put, open_store
+
+CODE = "def double(rows):\n    return rows * 2\n"
+QUICK = {"enabled": True, "publish_s": 0.2, "rate_s": 1.0, "drain_s": 1.0}
+PATIENCE_S = 60.0
+MESH = "model-mesh, as published"
+
+
+def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
+    groups: dict[str, Callable[[bool, Path], list[Row]]] = {
+        "way": way, "paced": paced, "many": many, "copies": copies, "registry": registry,
+    }  # fmt: skip
+    if rows and (unknown := [name for name in rows if name not in groups]):
+        raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
+    found: list[Row] = []
+    for name in rows or groups:
+        with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
+            Path(folder, "models.py").write_text(CODE)
+            try:
+                found += groups[name](quick, Path(folder))
+            except Exception as error:
+                found.append(absent(name, "", f"{FAILED}: {type(error).__name__}: {error}"))
+    return found
+
+
+# -- the way of one query
+
+
+def way(quick: bool, folder: Path) -> list[Row]:
+    """Two nodes in this process; the model is loaded in the second, whose host serves both."""
+    n = 300 if quick else 3000
+    with nodes(folder, 2) as (a, b):
+        a.mesh.local.stopping = True  # so that the second gets it
+        wait_until(lambda: a.mesh.registry.instances[a.mesh.instance].stopping)
+        register(b, folder, "m")
+        for node in (b, a):
+            ask(node, "m", np.zeros(3))
+        holder = [copy.instance for copy in a.mesh.status("m").copies]
+        assert holder == [b.mesh.instance], holder
+        plain = Sample(tuple(latencies_us(b, "m", n)))
+        hop = Sample(tuple(latencies_us(a, "m", n)))
+        decided = Sample(tuple(route_us(a, 2000) for _ in range(7)))
+        a.mesh.local.stopping = False
+        cold = Sample(tuple(cold_ms(b, folder, 20 if quick else 200)))
+        deployed = a.deploy("plain", _double, input="f64[3]", cache=False)
+        direct = Sample(tuple(one_by_one(lambda x: deployed.predict(x), n)))
+    return [
+        row("route: from an id to its queue", decided, "us", goal=Goal("value_at_most", 10)),
+        row("a query, held by another node", hop, "us", "held by the node asked", plain, note=_tails(hop)),
+        row("a query, held by another node, of a Ray actor call", hop, "us", "recorded: 1200 us", 1200.0),
+        row("a hop", hop.map(lambda us: us / 1000), "ms", goal=Goal("value_at_most", 0.3)),
+        row("a query of the mesh", plain, "us", "a deployed model", direct, note=_tails(plain)),
+        row("cold: from the first query to its answer", cold, "ms", note=_tails(cold)),
+    ]
+
+
+def route_us(node: clipper.ClipperServer, n: int) -> float:
+    """Microseconds of a look-up with its note of use, less an empty loop."""
+    request = clipper.PredictionRequest(np.zeros(3), candidate_models=("m",))
+    asked = node._questions.asked
+    begun = time.perf_counter_ns()
+    for _ in range(n):
+        asked(request)
+    return (time.perf_counter_ns() - begun) / n / 1e3
+
+
+def cold_ms(node: clipper.ClipperServer, folder: Path, n: int) -> Iterator[float]:
+    for i in range(n):
+        register(node, folder, f"cold{i}")
+        begun = time.perf_counter()
+        ask(node, f"cold{i}", np.zeros(3))
+        yield (time.perf_counter() - begun) * 1e3
+
+
+def paced(quick: bool, folder: Path) -> list[Row]:
+    """The published run: ten models, a hundred queries a second."""
+    seconds = 3 if quick else 10
+    with nodes(folder, 1) as (node,):
+        ids = [f"m{i}" for i in range(10)]
+        for id in ids:
+            register(node, folder, id)
+            ask(node, id, np.zeros(3))
+        draw = np.random.default_rng(0)
+        times = np.cumsum(draw.exponential(0.01, 100 * seconds))
+        rows = list(draw.standard_normal((len(times), 3)))
+        at = iter(range(len(times) + 1))
+        load = open_loop(lambda x: node.predict(ids[next(at) % 10], x, slo_ms=1000), rows, times)
+    p50, p99 = load.quantile_us(0.5) / 1e3, load.quantile_us(0.99) / 1e3
+    return [
+        row("10 models at 100 q/s, p50", p50, "ms", MESH, 3.58, Goal("value_at_most", 1), note=_wrong(load)),
+        row("10 models at 100 q/s, p99", p99, "ms", MESH, 29.71, Goal("value_at_most", 5)),
+    ]
+
+
+# -- many models
+
+
+def many(quick: bool, folder: Path) -> list[Row]:
+    """Registered models in one process; those asked again and again are loaded, the others come and go."""
+    n, warm, seconds = (1000, 200, 3.0) if quick else (20_000, 2000, 15.0)
+    before = resident_mib()
+    with nodes(folder, 1, capacity_mib=4096, loaded_max=warm + warm // 4) as (node,):
+        base = resident_mib()
+        begun = time.perf_counter()
+        for i in range(n):
+            register(node, folder, f"m{i:05d}")
+        registered_s = time.perf_counter() - begun
+        kept = (resident_mib() - base) * 1024 / n
+        begun = time.perf_counter()
+        futures = [node.predict(f"m{i:05d}", np.zeros(3), slo_ms=50_000) for i in range(warm)]
+        for future in futures:
+            answer = future.result(PATIENCE_S)
+            assert not answer.is_default, answer.reason
+        loaded_s = time.perf_counter() - begun
+        rate = 2000 if quick else 10_000
+        hits = _offered(node, rate, seconds, lambda draw, k: draw.integers(0, warm, k))
+        top = _closed(node, seconds / 3, warm)
+        loads = node.mesh.stats()["loads"]
+        mixed = _offered(node, rate / 10, seconds, lambda draw, k: np.minimum(draw.zipf(1.3, k) - 1, n - 1))
+        missed = node.mesh.stats()["loads"] - loads
+    return [
+        row("registrations", n / registered_s, "/s", note=f"{n} models"),
+        row("memory of a registered model", kept, "KiB", goal=Goal("value_at_most", 1), note=f"beside {base - before:.0f} MiB"),
+        row("loads", warm / loaded_s, "/s", note=f"{warm} models, one after another in one host"),
+        row("queries over loaded models, closed loop", top, "/s", MESH, 1000.0, Goal("times_better", 10), note=f"of {n}"),
+        row(f"{rate} q/s over {warm} loaded models, p50", hits.quantile_us(0.5) / 1e3, "ms"),
+        row(f"{rate} q/s over {warm} loaded models, p99", hits.quantile_us(0.99) / 1e3, "ms", goal=Goal("value_at_most", 10),
+            note=f"{_wrong(hits)}; sender late by {hits.sender_late_us / 1e3:.1f} ms at its p99"),
+        row(f"{rate / 10:g} q/s, zipf 1.3 over all {n}, p50", mixed.quantile_us(0.5) / 1e3, "ms", note=f"{missed} loads"),
+        row(f"{rate / 10:g} q/s, zipf 1.3 over all {n}, p99", mixed.quantile_us(0.99) / 1e3, "ms", note=_wrong(mixed)),
+    ]  # fmt: skip
+
+
+def _offered(node: clipper.ClipperServer, rate: float, seconds: float, draw_ids: Callable[[Any, int], Any]) -> Any:
+    draw = np.random.default_rng(1)
+    times = np.cumsum(draw.exponential(1 / rate, int(rate * seconds)))
+    ids = [f"m{i:05d}" for i in draw_ids(draw, len(times))]
+    rows = list(draw.standard_normal((len(times), 3)))
+    at = iter(range(len(times) + 1))
+    return open_loop(lambda x: node.predict(ids[next(at)], x, slo_ms=5000), rows, times, patience_s=PATIENCE_S)
+
+
+def _closed(node: clipper.ClipperServer, seconds: float, warm: int) -> float:
+    """Answers a second, with 512 queries always open."""
+    draw, count, waiting = np.random.default_rng(2), 0, []
+    rows = draw.standard_normal((4096, 3))
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        ids = draw.integers(0, warm, 512)
+        waiting.append([node.predict(f"m{i:05d}", rows[(count + j) % 4096] + count, slo_ms=5000) for j, i in enumerate(ids)])
+        if len(waiting) > 1:
+            count += sum(not future.result(PATIENCE_S).is_default for future in waiting.pop(0))
+    return count / (time.perf_counter() - begun)
+
+
+# -- copies
+
+
+def copies(quick: bool, folder: Path) -> list[Row]:
+    """As many first queries of one model as threads can send, at three nodes at once: how many copies come of it."""
+    rounds, wrong = (3 if quick else 20), 0
+    with nodes(folder, 3) as servers:
+        for i in range(rounds):
+            register(servers[0], folder, f"m{i}")
+            for server in servers:
+                wait_until(lambda server=server, i=i: server.mesh.status(f"m{i}").status != "NOT_FOUND")
+            gate = threading.Barrier(3)
+
+            def burst(server: clipper.ClipperServer, i: int = i, gate: threading.Barrier = gate) -> None:
+                gate.wait()
+                futures = [server.predict(f"m{i}", np.full(3, float(k)), slo_ms=20_000) for k in range(333)]
+                for future in futures:
+                    assert not future.result(PATIENCE_S).is_default
+
+            threads = [threading.Thread(target=burst, args=(server,)) for server in servers]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            wrong += len(servers[0].mesh.status(f"m{i}").copies) != 1
+    return [row("rounds of 999 first queries at 3 nodes that made another number of copies than 1", wrong, "rounds",
+                goal=Goal("value_at_most", 0), note=f"of {rounds}")]  # fmt: skip
+
+
+# -- the registry
+
+
+def registry(quick: bool, folder: Path) -> list[Row]:
+    n = 2000 if quick else 20_000
+    name = f"mirror of {n} records from etcd"
+    with etcd(folder) as url:
+        if url is None:
+            return [absent(name, "s", NO_ETCD, goal=Goal("value_at_most", 0.2))]
+        with open_store(url) as store:
+            begun = time.perf_counter()
+            for at in range(0, n, 100):
+                records = (MeshModel(f"m{i:05d}", "onnx", f"/srv/models/{i}.onnx") for i in range(at, at + 100))
+                store.txn((), [Put(MODELS + one.id, encode(one)) for one in records])
+            wrote_s = time.perf_counter() - begun
+
+            def bootstrap() -> float:
+                begun = time.perf_counter()
+                mirror = Mirror(store, MODELS, lambda value: decode(value, MeshModel))
+                took = time.perf_counter() - begun
+                assert len(mirror) == n
+                mirror.close()
+                return took
+
+            took = Sample(tuple(bootstrap() for _ in range(3 if quick else 7)))
+    return [
+        row(name, took, "s", goal=Goal("value_at_most", 0.2)),
+        row("records written, 100 a transaction", n / wrote_s, "/s"),
+    ]
+
+
+# -- nodes and queries
+
+
+@contextmanager
+def nodes(folder: Path, count: int, **mesh: Any) -> Iterator[list[clipper.ClipperServer]]:
+    """In this process, over one file."""
+    with ExitStack() as stack:
+        started = []
+        for i in range(count):
+            settings: dict[str, Any] = {"mesh": {**QUICK, "name": f"n{i}", **mesh}, "drain_s": 1.0}
+            if count > 1:
+                settings |= {"state": f"sqlite:{folder}/mesh.db", "folder": str(folder / f"n{i}")}
+            started.append(stack.enter_context(clipper.start(**settings)))
+        for server in started:
+            wait_until(lambda server=server: len(server.mesh.instances()) == count)
+        yield started
+
+
+def register(node: clipper.ClipperServer, folder: Path, id: str) -> None:
+    node.register_model(id, "models.py:double", key=str(folder), input="f64[3]", output="f64[3]")
+
+
+def ask(node: clipper.ClipperServer, id: str, x: Any) -> Any:
+    answer = node.predict(id, x, slo_ms=20_000).result(PATIENCE_S)
+    assert not answer.is_default, answer.reason
+    return answer.output
+
+
+def latencies_us(node: clipper.ClipperServer, id: str, n: int) -> Iterator[float]:
+    return one_by_one(lambda x: node.predict(id, x, slo_ms=5000), n)
+
+
+def one_by_one(predict: Callable[[Any], Any], n: int) -> Iterator[float]:
+    rows = np.random.default_rng(time.perf_counter_ns()).standard_normal((n, 3))
+    for x in rows:
+        begun = time.perf_counter_ns()
+        predict(x).result()
+        yield (time.perf_counter_ns() - begun) / 1e3
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError("the mesh did not come to what was expected")
+        time.sleep(0.01)
+
+
+def resident_mib() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def _double(rows: Any) -> Any:
+    return rows * 2
+
+
+def _tails(sample: Sample) -> str:
+    values = np.array(sample.values)
+    return f"p99 {np.percentile(values, 99):.0f}, max {values.max():.0f} of {len(values)}"
+
+
+def _wrong(load: Any) -> str:
+    errors = dict(load.errors or {})
+    return f"{load.offered} queries, {load.defaults} defaults" + (f", {errors}" if errors else "")
