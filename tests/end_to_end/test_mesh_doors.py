@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.errors import AlreadyExists, StillLinked, UnknownModel
+from clipper.errors import AlreadyExists, ClipperError, NoServer, Overloaded, ShuttingDown, StillLinked, UnknownModel
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.testing import wait_until
@@ -190,6 +191,30 @@ def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: p
     assert run("mesh", "unregister", "s1").exit_code == 0
     with pytest.raises(UnknownModel):
         server.mesh.ensure_loaded("s1")
+
+
+def test_a_server_that_closes_does_not_wait_for_who_waits_for_a_load(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    (tmp_path / "slow.py").write_text(f"open({str(began)!r}, 'w').close()\nimport time\ntime.sleep(60)\ndef f(rows): return rows")
+    told: list[Any] = []
+    server = clipper.start(mesh={"enabled": True, **QUICK, "drain_s": 0.0}, drain_s=0.2, admin="127.0.0.1:0")
+
+    def wait(register: Any) -> None:
+        try:
+            register("slow", "slow.py:f", "python", str(tmp_path), load_now=True, sync=True)
+        except ClipperError as error:
+            told.append(error)
+
+    doors = (server.mesh, Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).mesh)
+    waiting = [threading.Thread(target=wait, args=(door.register,)) for door in doors]
+    for thread in waiting:
+        thread.start()
+    wait_until(began.exists)
+    server.close()
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+    assert len(told) == 2
+    assert all(isinstance(error, Overloaded | ShuttingDown | NoServer) for error in told), told
 
 
 def test_the_first_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

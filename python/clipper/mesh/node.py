@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
@@ -196,7 +196,10 @@ class Mesh(Tending, Managing, Draining):
         self.peers.close()
         await self._resign()
         await self.run_away(self.registry.leave)
-        await asyncio.sleep(0)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}  # whoever waits for one in another thread is told
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     # -- from thread to thread
 
@@ -205,7 +208,13 @@ class Mesh(Tending, Managing, Draining):
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("the mesh's own thread cannot wait for it")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self._closed:
+            waiting.cancel()
+        try:
+            return waiting.result()
+        except CancelledError:
+            raise ShuttingDown("this node has left the mesh.", hint="Ask another.") from None
 
     def _tell(self, what: Callable[..., object], *args: Any) -> None:
         """Have it done on the mesh's loop, by and by."""
