@@ -27,7 +27,7 @@ class Refused(Exception):
 class Node:
     """Starts a host and talks to it. Threads: any may ask."""
 
-    def __init__(self, folder: Path, *options: str, token: str = "secret", **env: str) -> None:
+    def __init__(self, folder: Path, *options: str, token: str = "secret", cwd: Path | None = None, **env: str) -> None:
         path = folder / f"control{len(list(folder.iterdir()))}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
@@ -35,7 +35,7 @@ class Node:
         listener.settimeout(PATIENCE_S)
         words = [sys.executable, "-m", "clipper_container", "host", "--control", f"unix:{path}", *options]
         self.process = subprocess.Popen(
-            words, stderr=subprocess.PIPE, text=True, env={**os.environ, "CLIPPER_TOKEN": token, **env}
+            words, stderr=subprocess.PIPE, text=True, cwd=cwd, env={**os.environ, "CLIPPER_TOKEN": token, **env}
         )
         self._sock, _ = listener.accept()
         self._sock.settimeout(PATIENCE_S)

@@ -50,8 +50,8 @@ def code(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def hosting(folder: Path, *options: str) -> Iterator[Node]:
-    node = Node(folder, *options)
+def hosting(folder: Path, *options: str, cwd: Path | None = None) -> Iterator[Node]:
+    node = Node(folder, *options, cwd=cwd)
     try:
         yield node
     finally:
@@ -92,10 +92,12 @@ def listening(folder: Path) -> Iterator[fake.Server]:
     peers: list[fake.Peer] = []
     accept = server.accept
     server.accept = lambda: peers.append(accept()) or peers[-1]
-    yield server
-    for peer in peers:
-        peer.close()
-    server.close()
+    try:
+        yield server
+    finally:
+        for peer in peers:
+            peer.close()
+        server.close()
 
 
 def load(node: Node, model: str, path: str, **more: Any) -> dict[str, Any]:

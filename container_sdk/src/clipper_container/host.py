@@ -23,7 +23,7 @@ from clipper_container.adapters.function import explain
 from clipper_container.adapters.runtimes import FileRuntime, PythonRuntime
 from clipper_container.evaluate import user_traceback
 from clipper_container.lines import Lines
-from clipper_container.residents import OVERRUNS_MAX, Fault, Resident, Residents
+from clipper_container.residents import OVERRUNS_MAX, UNLOAD_S, Fault, Resident, Residents
 from clipper_container.runtime import Artifact, Runtime
 from clipper_container.serve import Refused
 from clipper_container.timers import Timers
@@ -210,7 +210,7 @@ class Host:
         return self._residents.load(request.artifact(), timeout_s)
 
     def _unload(self, request: Request) -> Future[Any]:
-        return self._residents.unload(request.model())
+        return self._residents.unload(request.model(), request.number("timeout_ms") / 1000 or UNLOAD_S)
 
     def _size(self, request: Request) -> dict[str, Any]:
         return {"size_bytes": self._residents.of(request.model()).size_bytes}

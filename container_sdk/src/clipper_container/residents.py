@@ -242,7 +242,7 @@ class Residents:
 
     # -- unloading
 
-    def unload(self, model: str) -> Future[None]:
+    def unload(self, model: str, timeout_s: float = UNLOAD_S) -> Future[None]:
         """Done when nothing of it is left; fails with Fault when its batches do not end."""
         with self._lock:
             one = self._models.get(model)
@@ -252,10 +252,10 @@ class Residents:
                 return nothing
             was, one.phase = one.phase, Phase.LEAVING
         if was is Phase.LOADED:
-            self._leave(one)
+            self._leave(one, timeout_s)
         return one.gone
 
-    def _leave(self, one: Resident) -> None:
+    def _leave(self, one: Resident, timeout_s: float) -> None:
         lines = self._lines.leave_all(one.artifact.model)
         left, lock = [len(lines)], threading.Lock()
 
@@ -271,7 +271,7 @@ class Residents:
         for line in lines:
             line.add_done_callback(closed)
         if lines:
-            self._timers.after(UNLOAD_S, lambda: self._stuck(one))
+            self._timers.after(timeout_s, lambda: self._stuck(one, timeout_s))
 
     def _drop(self, one: Resident) -> None:
         loaded, one.loaded, one.evaluator = one.loaded, None, None
@@ -281,7 +281,7 @@ class Residents:
         self._forget(one)
         self._trim_soon()
 
-    def _stuck(self, one: Resident) -> None:
+    def _stuck(self, one: Resident, timeout_s: float) -> None:
         if one.gone.done():
             return
         with self._lock:
@@ -290,7 +290,7 @@ class Residents:
                 del self._models[one.artifact.model]
         with contextlib.suppress(InvalidStateError):
             one.gone.set_exception(
-                Fault("host", f"a batch of model {one.artifact.model!r} has not ended after {UNLOAD_S:g} s")
+                Fault("host", f"a batch of model {one.artifact.model!r} has not ended after {timeout_s:g} s")
             )
 
     def _trim_soon(self) -> None:

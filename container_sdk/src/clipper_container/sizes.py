@@ -1,8 +1,8 @@
 """What a model occupies, measured while it loads, and guessed before it does.
 
 The memory of a process is one number for all its models, so a model's share is what came while it loaded and nothing else did:
-the first few loads of a type run alone, and so do those of large files. From these the type's ratio to the size of its files
-is learned; models that load beside others are told by it. What is measured is the larger of what the kernel counts as resident,
+the first few loads of a type run alone, and so do those of large files. From these is learned how models of the type follow the
+size of their files; what loads beside others is told by it. What is measured is the larger of what the kernel counts as resident,
 which misses memory that was free in the heap already, and what the allocator has handed out, which misses what is mapped.
 """
 
@@ -13,14 +13,17 @@ import gc
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 DEFAULT_BYTES = 1 << 20  # of a model of which nothing is known
-ALONE = 4  # loads of a type that are measured before any run beside others
+ALONE = 5  # loads of a type that are measured before any run beside others
 LARGE_BYTES = 32 << 20  # of files whose loads always are
-RATIO = 2.0  # of a type of which nothing is known: the bytes of the file, and the model made of them
+REMEMBERED = 64  # loads of a type, the last ones
+FIXED_BYTES, RATIO = 64 << 10, 2.0  # of a type of which nothing is known: the file's bytes, and the model made of them
+RATIO_MIN, RATIO_MAX = 0.5, 20.0
+SPREAD_BYTES = 64 << 10  # files that differ by less tell nothing of the ratio
 _SMALL_BLOCK = 64  # bytes of one of Python's own small objects, about
 
 
@@ -63,16 +66,41 @@ def trim() -> None:
         trim(0)
 
 
-@dataclass(slots=True)
 class _Learned:
-    """Of one type."""
+    """Of one type: size = fixed + ratio x the bytes of the file, by the last loads that were measured."""
 
-    loads: int = 0
-    files: int = 0
-    bytes: int = 0
+    def __init__(self) -> None:
+        self.loads = 0
+        self._seen: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
 
-    def ratio(self) -> float:
-        return max(self.bytes, 1) / max(self.files, 1) if self.loads else RATIO
+    def guess(self, file: int) -> int:
+        fixed, ratio = self._line()
+        return max(PAGE, int(fixed + ratio * file))
+
+    def _line(self) -> tuple[float, float]:
+        n = len(self._seen)
+        if not n:
+            return FIXED_BYTES, RATIO
+        file_mean, size_mean = (sum(each) / n for each in zip(*self._seen, strict=True))
+        spread = sum((file - file_mean) ** 2 for file, _ in self._seen) / n
+        ratio = RATIO
+        if spread > SPREAD_BYTES**2:  # files that differ enough to tell
+            together = sum((file - file_mean) * (size - size_mean) for file, size in self._seen) / n
+            ratio = min(max(together / spread, RATIO_MIN), RATIO_MAX)
+        elif file_mean > SPREAD_BYTES:
+            ratio = min(max(size_mean / file_mean, RATIO_MIN), RATIO_MAX)
+        return max(0.0, size_mean - ratio * file_mean), ratio
+
+    def learn(self, file: int, size: int) -> int:
+        """-> what to take it for. With a type's first load much comes that is not the model's."""
+        self.loads += 1
+        if self.loads == 1 and file < LARGE_BYTES:
+            return min(size, self.guess(file))
+        self._seen.append((file, size))
+        return size
+
+    def mean(self) -> float:
+        return sum(size for _, size in self._seen) / len(self._seen) if self._seen else DEFAULT_BYTES
 
 
 class Measure:
@@ -88,8 +116,7 @@ class Measure:
         """The bytes that have come: measured if nothing else was loading, and learned from; else as the type has them."""
         found = max(PAGE, resident_bytes() - self._resident, allocated_bytes() - self._allocated)
         if self._sizes._was_alone(self._number):
-            self._sizes._learn(self._type, self._file, found)
-            return found
+            return self._sizes._learn(self._type, self._file, found)
         return self._sizes.predict(self._type, self._path)
 
     def end(self) -> None:
@@ -113,16 +140,15 @@ class Sizes:
     def default_bytes(self) -> int:
         """Of a model without a file, by those that were measured."""
         with self._change:
-            loads = sum(one.loads for one in self._learned.values())
-            return max(PAGE, sum(one.bytes for one in self._learned.values()) // loads) if loads else DEFAULT_BYTES
+            means = [one.mean() for one in self._learned.values() if one.loads > 1]
+        return int(sum(means) / len(means)) if means else DEFAULT_BYTES
 
     def predict(self, type: str, path: str) -> int:
         size = file_bytes(path)
         if not size:
             return self.default_bytes()
         with self._change:
-            learned = self._learned.get(type)
-        return max(PAGE, int(size * (learned.ratio() if learned else RATIO)))
+            return self._learned.get(type, _Learned()).guess(size)
 
     def begin(self, type: str, path: str) -> Measure:
         """Wait for the load's turn."""
@@ -151,12 +177,9 @@ class Sizes:
         with self._change:
             return number == self._begun
 
-    def _learn(self, type: str, size: int, measured: int) -> None:
+    def _learn(self, type: str, size: int, measured: int) -> int:
         with self._change:
-            learned = self._learned[type]
-            learned.loads += 1
-            learned.files += size
-            learned.bytes += measured
+            return self._learned[type].learn(size, measured)
 
 
 def file_bytes(path: str) -> int:

@@ -54,14 +54,14 @@ class RunningModels:
 
     def unlisted(self, model: Model, lane_rows: int) -> CoreModel:
         """A core model that no list shows and whoever asks for it keeps: of the mesh, which has thousands."""
-        return self._make(model, lane_rows)
+        return self._make(model, lane_rows, unlisted=True)
 
     def forget(self, wanted: VersionedModel) -> None:
         """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
         with self._guard:
             self._running.pop(wanted, None)
 
-    def _make(self, model: Model, lane_rows: int = 0) -> CoreModel:
+    def _make(self, model: Model, lane_rows: int = 0, unlisted: bool = False) -> CoreModel:
         output = InputType.parse(model.output)
         core = CoreModel(
             self._engine_of(model.name),
@@ -77,6 +77,7 @@ class RunningModels:
             output="" if output.dtype == "any" else output.dtype,
             output_shape=None if output.variable or output.dtype == "any" else output.shape,
             similar=Similarity(**msgspec.structs.asdict(model.similar)) if model.similar else None,
+            unlisted=unlisted,
         )
         core.on_untyped = _infer
         return core

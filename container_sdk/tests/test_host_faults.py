@@ -1,0 +1,209 @@
+"""What goes wrong in a host: loads that hang, models too big, batches that do not end; and what runs beside what."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import fake_server as fake
+import numpy as np
+import pytest
+from fake_node import Refused
+from test_host import answer, hosting, listening, load, serve
+
+RUNTIMES = """
+import threading
+import time
+from pathlib import Path
+from clipper_container import Model
+from clipper_container.runtime import ArtifactError, Loaded, Runtime
+
+def wait_for(path):
+    while not Path(path).exists():
+        time.sleep(0.005)
+
+class Echo(Model):
+    input = "f64[2]"
+
+    def __init__(self, here):
+        self.here, self.lock, self.inside, self.most = here, threading.Lock(), 0, 0
+
+    def predict_batch(self, xs):
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        if xs[0, 0] < 0:
+            wait_for(self.here / "go")
+        while xs[0, 0] == 2 and self.most < 2:
+            time.sleep(0.005)
+        with self.lock:
+            self.inside -= 1
+        return [float(self.most)] * len(xs)
+
+class Here(Runtime):
+    types = ("echo", "pair", "hang", "bad", "huge", "large", "exit", "far")
+
+    def load(self, artifact):
+        here = Path(artifact.path)
+        with open(here / "log", "a") as log:
+            log.write(f"load {artifact.model}\\n")
+        if artifact.type == "hang":
+            wait_for(here / "go")
+        if artifact.type == "bad":
+            raise ArtifactError("cracked")
+        if artifact.type == "exit":
+            raise SystemExit("not here")
+        sizes = {"huge": 1 << 50, "far": 12345}
+        return Loaded(Echo(here), sizes.get(artifact.type, 0), 2 if artifact.type == "pair" else 1, inside=artifact.type != "far")
+
+    def unload(self, artifact, loaded):
+        with open(Path(artifact.path) / "log", "a") as log:
+            log.write(f"unload {artifact.model}\\n")
+
+    def predict_size(self, artifact):
+        return 1 << 50 if artifact.type == "large" else 0
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(RUNTIMES))
+    with hosting(tmp_path, "--runtime", "mine:Here", "--loading-max", "2", "--load-s", "0.1", cwd=tmp_path) as node:
+        node.folder = tmp_path
+        yield node
+
+
+@pytest.fixture
+def listener(tmp_path: Path):
+    with listening(tmp_path / "server") as server:
+        yield server
+
+
+def mine(node, model, type, **more):
+    return load(node, model, str(node.folder), type=type, key="", **more)
+
+
+def log(node):
+    return (node.folder / "log").read_text().splitlines()
+
+
+def test_a_runtime_of_ones_own_goes_before_those_built_in(node, listener) -> None:
+    assert node.hello["types"][:8] == ["echo", "pair", "hang", "bad", "huge", "large", "exit", "far"]
+    assert mine(node, "e", "echo")["size_bytes"] >= 4096
+    assert mine(node, "f", "far")["size_bytes"] == 12345
+    assert answer(serve(node, listener, "e", quiet=True)) == [1.0, 1.0]
+    assert node.ask("unload", model="f") == {}
+    assert log(node) == ["load e", "load f", "unload f"]
+
+
+@pytest.mark.parametrize(
+    ("type", "fault", "why", "unloaded"),
+    [
+        ("bad", "artifact", "cracked", False),
+        ("exit", "host", "SystemExit: not here", False),
+        ("huge", "host", "occupies 1125899906842624 bytes; this host has", True),
+        ("large", "host", "needs about 1125899906842624 bytes; this host has", False),
+    ],
+)
+def test_a_load_that_fails_leaves_nothing(node, type, fault, why, unloaded) -> None:
+    for _ in range(2):
+        with pytest.raises(Refused) as refused:
+            mine(node, "x", type)
+        assert refused.value.args[0] == fault
+        assert why in refused.value.args[1]
+    assert node.ask("status")["resident"] == []
+    if type != "large":
+        assert log(node) == (["load x", "unload x"] if unloaded else ["load x"]) * 2
+    assert mine(node, "x", "echo")["size_bytes"] > 0
+
+
+def test_loads_that_hang_are_given_up_and_others_go_on_until_the_host_is_failing(node) -> None:
+    for i in range(3):
+        assert node.ask("status")["state"] == "READY"
+        with pytest.raises(Refused, match=r"'h\d' had not loaded after 0.1 s"):
+            mine(node, f"h{i}", "hang")
+        assert mine(node, f"e{i}", "echo")["took_ms"] < 5000
+    status = node.ask("status")
+    assert (status["state"], status["loading"]) == ("FAILING", 0)
+    assert sorted(model for model, _ in status["resident"]) == ["e0", "e1", "e2"]
+    (node.folder / "go").touch()  # they come to an end after all: nothing of them is kept
+    again = mine(node, "h0", "hang", timeout_ms=10_000)
+    assert again["size_bytes"] > 0
+    while len([line for line in log(node) if line.startswith("unload h")]) < 3:
+        node.ask("status")
+
+
+def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
+    loads = [
+        node.begin("load", model=name, type="hang", path=str(node.folder), timeout_ms=20_000) for name in ("a", "b", "c")
+    ]
+    while node.ask("status")["loading"] < 1:
+        pass
+    unloads = [node.begin("unload", model=name) for name in ("a", "b", "c")]
+    with pytest.raises(Refused, match="is being unloaded"):
+        mine(node, "a", "hang")
+    (node.folder / "go").touch()
+    for n in loads:
+        with pytest.raises(Refused, match="was unloaded meanwhile"):
+            node.end(n)
+    for n in unloads:
+        assert node.end(n) == {}
+    assert node.ask("status")["resident"] == []
+    found = log(node)
+    assert "load c" not in found  # its turn had not come
+    assert all(found.count(f"load {model}") == found.count(f"unload {model}") for model in "ab")
+
+
+def test_as_many_batches_at_once_as_the_runtime_says(node, tmp_path: Path) -> None:
+    for model, type in (("one", "echo"), ("two", "pair")):
+        assert mine(node, model, type)["concurrency"] == (2 if type == "pair" else 1)
+        with listening(tmp_path / f"{model}1") as first, listening(tmp_path / f"{model}2") as second:
+            peers = [serve(node, server, model, quiet=True) for server in (first, second)]
+            rows = np.array([[2.0 if type == "pair" else 1.0, 0.0]])
+            for peer in peers:
+                peer.sock.sendall(fake.fixed(rows))
+            assert [peer.frame().parts()["rows"].tolist() for peer in peers] == [[2.0 if type == "pair" else 1.0]] * 2
+            n = node.begin("unload", model=model)
+            for peer in peers:
+                peer.close()
+            assert node.end(n) == {}
+
+
+def test_a_model_that_hangs_in_a_batch_holds_up_no_other(node, listener, tmp_path: Path) -> None:
+    for model in ("stuck", "well"):
+        mine(node, model, "echo")
+    with listening(tmp_path / "other") as other:
+        stuck, well = serve(node, listener, "stuck", quiet=True), serve(node, other, "well", quiet=True)
+        stuck.sock.sendall(fake.fixed(np.array([[-1.0, 0.0]])))
+        assert [answer(well, id=id) for id in (1, 2)] == [[1.0, 1.0]] * 2
+        with pytest.raises(Refused, match=r"a batch of model 'stuck' has not ended after 0.05 s"):
+            node.ask("unload", model="stuck", timeout_ms=50)
+        assert [model for model, _ in node.ask("status")["resident"]] == ["well"]
+        assert mine(node, "stuck", "echo")["size_bytes"] > 0  # another copy of it
+        (node.folder / "go").touch()
+        assert {stuck.frame().kind, stuck.frame().kind} == {fake.GOODBYE, fake.REPLY}
+
+
+def test_unload_waits_for_the_batch_in_hand(node, listener) -> None:
+    mine(node, "a", "echo")
+    peer = serve(node, listener, "a", quiet=True)
+    peer.sock.sendall(fake.fixed(np.array([[-1.0, 0.0]])))
+    while node.ask("status")["connections"] != 1:
+        pass
+    n = node.begin("unload", model="a")
+    assert "unload a" not in log(node)
+    (node.folder / "go").touch()
+    assert {peer.frame().kind, peer.frame().kind} == {fake.REPLY, fake.GOODBYE}
+    peer.close()
+    assert node.end(n) == {}
+    assert log(node) == ["load a", "unload a"]
+
+
+def test_a_runtime_that_is_none_is_told(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-m", "clipper_container", "host", "--control", "unix:/nowhere", "--runtime", "json:JSONDecoder"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "json:JSONDecoder is no clipper_container.runtime.Runtime" in done.stderr
