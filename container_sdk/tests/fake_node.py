@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Refused(Exception):

@@ -122,7 +122,7 @@ class Host:
         self._timers = Timers()
         self._lines = Lines(self._timers, self._left)
         self._residents = Residents(self._runtimes, self._lines, self._timers, capacity_bytes, loading_max)
-        self._asked = ThreadPoolExecutor(4, "clipper-host-ask")
+        self._asked = ThreadPoolExecutor(4, "clipper-host-ask")  # of what may take its time; all else takes effect in order
         self._state = "STARTING"
         self._verbs: dict[str, _Answer] = {
             "status": self._status, "load": self._load, "unload": self._unload, "size": self._size,
@@ -140,7 +140,7 @@ class Host:
         while not stop.requested:
             if any(fd == self._channel.fileno() for fd, _ in poll.poll()):
                 for message in self._channel.receive():
-                    self._asked.submit(self._take, message)
+                    self._take(message)
 
     def _start(self) -> None:
         try:
@@ -183,7 +183,8 @@ class Host:
             self._refuse(n, error)
             return
         found = future.result()
-        self._channel.send({"n": n, "ok": True, **(found.told() if isinstance(found, Resident) else {})})
+        told = found.told() if isinstance(found, Resident) else found
+        self._channel.send({"n": n, "ok": True, **(told if isinstance(told, dict) else {})})
 
     def _refuse(self, n: Any, error: BaseException) -> None:
         whose = error.whose if isinstance(error, Fault) else "host"
@@ -215,8 +216,9 @@ class Host:
     def _size(self, request: Request) -> dict[str, Any]:
         return {"size_bytes": self._residents.of(request.model()).size_bytes}
 
-    def _predict_size(self, request: Request) -> dict[str, Any]:
-        return {"size_bytes": self._residents.predict_size(request.artifact())}
+    def _predict_size(self, request: Request) -> Future[Any]:
+        artifact = request.artifact()
+        return self._asked.submit(lambda: {"size_bytes": self._residents.predict_size(artifact)})
 
     def _serve(self, request: Request) -> Future[Any]:
         one, address = self._residents.of(request.model()), request.text("address")

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from clipper_container.answers import Answers
 from clipper_container.evaluate import Evaluator
@@ -19,6 +19,22 @@ from clipper_container.transport import READ_BYTES, Backoff, Buffer, Disconnecte
 from clipper_container.wire import HEADER_BYTES, PAYLOAD_BYTES_MAX, Bytes
 
 BUFFER_KEPT_BYTES = 1 << 20  # by a thread, between connections
+
+
+_T = TypeVar("_T")
+
+
+def relay(source: Future[_T], target: Future[_T]) -> None:
+    """What becomes of one becomes of the other."""
+
+    def done(_: Future[_T]) -> None:
+        error = source.exception()
+        if error is None:
+            target.set_result(source.result())
+        else:
+            target.set_exception(error)
+
+    source.add_done_callback(done)
 
 
 class Gate:
@@ -56,14 +72,15 @@ class Line:
     """One connection of one model to one server."""
 
     __slots__ = (
-        "address", "answers", "asked", "backoff", "busy", "fd", "gate", "gone", "heard", "lock", "options", "said", "sock",
-        "spoke", "state", "until", "welcome", "welcomed",
+        "address", "answers", "asked", "backoff", "busy", "fd", "gate", "gone", "heard", "lock", "options", "said", "sending",
+        "sock", "spoke", "state", "until", "welcome", "welcomed",
     )  # fmt: skip
 
     def __init__(self, evaluator: Evaluator, gate: Gate, address: str, options: Options, until: float) -> None:
         self.address, self.gate, self.options, self.until = address, gate, options, until
         self.answers: Answers | None = Answers(evaluator, PAYLOAD_BYTES_MAX, False, False)
-        self.lock = threading.Lock()  # of its state, and of what is sent
+        self.lock = threading.Lock()  # of its state; never held for long
+        self.sending = threading.Lock()  # held by who sends; taken before the other
         self.state = State.WAITING
         self.asked = self.said = False  # to leave; GOODBYE
         self.busy = False  # a thread answers its batches
@@ -81,24 +98,29 @@ class Line:
 
     def send(self, pieces: list[Any]) -> None:
         """Raises: OSError, after which nothing more can follow; its owner hears of it."""
-        with self.lock:
+        with self.sending:
             if self.sock is None:
                 raise OSError(errno.ENOTCONN, "it is closed already")
             try:
                 send_all(self.sock, pieces)
             except OSError:
-                self._shutdown()
+                self.shutdown()
                 raise
             self.spoke = time.monotonic()
 
     def shutdown(self) -> None:
-        with self.lock:
-            self._shutdown()
-
-    def _shutdown(self) -> None:
-        if self.sock is not None:
-            with contextlib.suppress(OSError):
+        """Whoever has it, or gets it, will find it ended."""
+        with self.lock, contextlib.suppress(OSError):
+            if self.sock is not None:
                 self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Only the thread that has it: no other may be at its socket when that is closed, and its number used again."""
+        self.shutdown()
+        with self.sending, self.lock:
+            if self.sock is not None:
+                self.sock.close()
+            self.sock, self.fd = None, -1
 
 
 class Inbox:

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from clipper_container.answers import Answers
 from clipper_container.evaluate import Evaluator
-from clipper_container.line import Gate, Inbox, Line, State, begin_connecting
+from clipper_container.line import Gate, Inbox, Line, State, begin_connecting, relay
 from clipper_container.serve import ATTEMPT_S, SILENCE_HEARTBEATS, Options, Refused, Welcome, welcome_of
 from clipper_container.timers import Timers
 from clipper_container.transport import Disconnected, parse_address, set_timeouts
@@ -79,7 +79,7 @@ class Lines:
             if there is None:
                 self._lines[line.key] = line
         if there is not None:  # it is on its way out: after it
-            there.gone.add_done_callback(lambda _: _copy(self.serve(evaluator, gate, address, options, timeout_s), line.welcomed))
+            there.gone.add_done_callback(lambda _: relay(self.serve(evaluator, gate, address, options, timeout_s), line.welcomed))
             return line.welcomed
         self._errand(lambda: self._dial(line))
         return line.welcomed
@@ -115,7 +115,7 @@ class Lines:
         if state is State.WAITING:
             self._finish(line, "asked to leave")
         elif state is State.SERVING and not busy:
-            self._say_goodbye(line)
+            self._errand(lambda: self._say_goodbye(line))
         elif state is not State.SERVING:
             line.shutdown()
         self._timers.after(LEAVE_S, line.shutdown)
@@ -138,8 +138,6 @@ class Lines:
         self._errands.shutdown(wait=False, cancel_futures=True)
         for line in tuple(self._by_fd.values()):
             line.shutdown()
-            if line.sock is not None:
-                line.sock.close()
 
     # -- dialling
 
@@ -315,16 +313,13 @@ class Lines:
 
     def _end(self, line: Line, why: str) -> None:
         """Close it. Only the thread that has it."""
-        sock, served = line.sock, line.state is State.SERVING
+        served = line.state is State.SERVING
         with self._lock:
             self._by_fd.pop(line.fd, None)
             self._loud.discard(line)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(line.fd)
-        with line.lock:
-            line.sock, line.fd = None, -1
-        if sock is not None:
-            sock.close()
+        line.close()
         if served:
             self._finish(line, why)
             if not line.asked:
@@ -366,17 +361,6 @@ class Lines:
 def _fail(future: Future[None], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _copy(source: Future[None], target: Future[None]) -> None:
-    def done(_: Future[None]) -> None:
-        error = source.exception()
-        if error is None:
-            target.set_result(None)
-        else:
-            target.set_exception(error)
-
-    source.add_done_callback(done)
 
 
 def _told(job: Callable[[], None]) -> Callable[[], None]:

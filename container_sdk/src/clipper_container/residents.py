@@ -20,7 +20,7 @@ from typing import Any
 
 from clipper_container.adapters.function import explain
 from clipper_container.evaluate import Evaluator, user_traceback
-from clipper_container.line import Gate
+from clipper_container.line import Gate, relay
 from clipper_container.lines import Lines
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.serve import Options
@@ -144,9 +144,6 @@ class Residents:
     def load(self, artifact: Artifact, timeout_s: float) -> Future[Resident]:
         """Fails with Fault."""
         runtime = self._runtime_of(artifact)
-        size = self.predict_size(artifact)
-        if size > self.capacity_bytes:
-            raise Fault("host", f"model {artifact.model!r} needs about {size} bytes; this host has {self.capacity_bytes} in all")
         with self._lock:
             there = self._models.get(artifact.model)
             if there is None:
@@ -154,7 +151,9 @@ class Residents:
                 self._queue.put(one)
                 return one.answer
         if there.phase is Phase.LEAVING:
-            raise Fault("host", f"model {artifact.model!r} is being unloaded")
+            answer: Future[Resident] = Future()
+            there.gone.add_done_callback(lambda _: relay(self.load(artifact, timeout_s), answer))
+            return answer
         if (there.artifact.type, there.artifact.path, there.artifact.key) != (artifact.type, artifact.path, artifact.key):
             raise Fault("none", f"model {artifact.model!r} is here already, from {there.artifact.path!r}; unload it first")
         return there.answer
@@ -179,11 +178,16 @@ class Residents:
             self.loading += 1
         self._timers.after(one.timeout_s + PREPARE_S, lambda: self._give_up(one, measure))
         try:
+            if (size := self.predict_size(artifact)) > self.capacity_bytes:
+                why = f"model {artifact.model!r} needs about {size} bytes; this host has {self.capacity_bytes} in all"
+                raise Fault("host", why)
             one.runtime.prepare(artifact.type)
             measure = self.sizes.begin(artifact.type, artifact.path)
             self._timers.after(one.timeout_s, lambda: self._give_up(one, measure))
             loaded = one.runtime.load(artifact)
             one.size_bytes = loaded.size_bytes or (measure.take() if loaded.inside else self.sizes.default_bytes())
+        except Fault as error:
+            fault = error
         except ArtifactError as error:
             fault = Fault("artifact", str(error) or "it cannot be loaded")
         except BaseException as error:  # SystemExit of a user's module too
