@@ -75,6 +75,11 @@ class Ground:
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:
         return self._containers.of(id)
 
+    def disconnect(self, id: VersionedModel, number: int) -> None:
+        for replica in self._containers.of(id):
+            if replica.hello.replica == number:
+                replica.engine.disconnect(replica.conn)
+
     def close(self, question: Question, seconds: float) -> None:
         core = next(iter(question.cores.values()))
         core.engine.expect(core.index, time.monotonic_ns() // 1000 + int(seconds * 1e6))

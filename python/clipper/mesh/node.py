@@ -68,6 +68,10 @@ class Ground(Protocol):
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]: ...
 
+    def disconnect(self, id: VersionedModel, number: int) -> None:
+        """The replicas of a model that have this number: their rows go back to the lane."""
+        ...
+
     def close(self, question: Question, seconds: float) -> None:
         """No replica of its model comes for so long: its queries need not wait."""
         ...
@@ -137,7 +141,7 @@ class Mesh(Tending, Managing, Draining):
         self.number = await self.run_away(self.registry.number)
         token = await self.run_away(self.registry.token)
         self.hosts = self._make_hosts(self)
-        self.peers = Peers(self._id, self.settings.peers, token, self._folder, self._answer, self._peer_address)
+        self.peers = Peers(self._id, self.settings.peers, token, self._folder, self._answer, self.hear, self._peer_address)
         self.local = LocalModels(
             self._id, self.number, self.registry, self.settings, self.hosts, 0, self.run_away, self.notes.note
         )
@@ -328,9 +332,6 @@ class Mesh(Tending, Managing, Draining):
         if verb == "unlend":
             await self.local.unlend(id, str(message["address"]))
             return {}
-        if verb == "digest":
-            self.hear_digest(message)
-            return {}
         if verb == "explain":
             return {"history": [msgspec.to_builtins(one) for one in self.notes.of(id)]}
         raise Failed(f"no verb {verb!r}", "none")
@@ -378,9 +379,15 @@ class Mesh(Tending, Managing, Draining):
         for change in changes:
             if change.new is None and change.key != self._id:
                 self.peers.forget(change.key)
-                gone = change.before
-                if gone is not None:
-                    _log.info("instance %s is gone", change.key)
+                if (gone := change.before) is not None:
+                    self._bury(gone)
+
+    def _bury(self, gone: Instance) -> None:
+        """It is dead, or cut off, or hung: what was sent to its copies is sent to others."""
+        lost = [route.id for route in self.routes if gone.number in route.lenders]
+        _log.warning("instance %s is gone, which served %d models here", gone.id, len(lost))
+        for id in lost:
+            self.ground.disconnect(VersionedModel(id, MESH_VERSION), gone.number)
 
     async def _reclaim(self, id: str) -> None:
         """Others took this node for dead, and its copy with it: it counts again, unless there are copies enough by now."""

@@ -41,7 +41,7 @@ class Route:
     lenders: numbers of the instances whose copies serve it.  why: it is not served."""
 
     __slots__ = (
-        "asked", "core", "id", "lenders", "question", "record", "served", "told", "touched", "used_ms", "waited", "why",
+        "asked", "core", "id", "lenders", "listed", "question", "record", "served", "told", "touched", "used_ms", "waited", "why",
     )  # fmt: skip
 
     def __init__(self, record: Model, make: "Make", touched: "Touched") -> None:
@@ -50,7 +50,7 @@ class Route:
         self.used_ms = 0
         self.asked = self.waited = 0
         self.lenders: frozenset[int] = frozenset()
-        self.served = self.told = False
+        self.served = self.told = self.listed = False
         self.question = make(record, self.reason)
         self.core: Any = self.question.cores[record.id]
 
@@ -61,9 +61,10 @@ class Route:
     def touch(self) -> None:
         """A query comes."""
         self.used_ms = wall_time_us() // 1000
-        if not self.asked:
-            self.touched.routes.append(self)
         self.asked += 1
+        if not self.listed:  # after it was counted: whoever takes the list clears this before he reads the count
+            self.listed = True
+            self.touched.routes.append(self)
         if not self.served:
             self.waited += 1
             if not self.told:
@@ -82,6 +83,7 @@ class Touched:
         """Each with the number of its queries since. One thread only."""
         routes, self.routes = self.routes, []
         for route in routes:
+            route.listed = False
             asked, route.asked = route.asked, 0
             if asked:
                 yield route, asked

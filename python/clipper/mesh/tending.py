@@ -2,14 +2,19 @@
 
 import asyncio
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from clipper.errors import ClipperError, StoreError
 from clipper.mesh import upkeep
 from clipper.mesh.channel import Message
 from clipper.mesh.leading import Leading
+from clipper.mesh.placement import Constraint
 from clipper.mesh.records import Instance
 from clipper.mesh.registry import now_ms
 
@@ -21,10 +26,13 @@ _log = logging.getLogger(__name__)
 class Tending(Leading):
     _tending: list["asyncio.Task[None]"]
     _published: tuple[Instance, int]
+    _constraints_at = (0, 0)
+    _constraints_told = ""
 
     def _start_tending(self) -> None:
         settings = self.settings
         self._published = self.here(), now_ms()
+        self._read_constraints()
         every: list[tuple[float, Callable[[], Awaitable[None]]]] = [
             (min(DIGEST_S, settings.rate_s), self._count_uses),
             (min(0.25, settings.publish_s, settings.lease_s / 8), self._keep_record),
@@ -69,8 +77,10 @@ class Tending(Leading):
                 for at in range(0, len(used), DIGEST_MODELS):
                     await self.peers.tell(id, event="digest", used=used[at : at + DIGEST_MODELS])
 
-    def hear_digest(self, message: Message) -> None:
-        self._used(message.get("used", ()))
+    def hear(self, message: Message) -> None:
+        """An event of another node."""
+        if message.get("event") == "digest":
+            self._used(message.get("used", ()))
 
     def _used(self, used: Any) -> None:
         for id, used_ms, count in used:
@@ -83,6 +93,7 @@ class Tending(Leading):
     async def _keep_record(self) -> None:
         if self._stopping:
             return
+        self._read_constraints()
         if self.registry.is_fenced:
             await self._enter_again()
             return
@@ -91,6 +102,22 @@ class Tending(Leading):
         if upkeep.worth_publishing(told, here, told_ms, now_ms(), self.settings):
             await self.run_away(self.registry.publish, here)
             self._published = here, now_ms()
+
+    def _read_constraints(self) -> None:
+        """The file of them, when it has changed. One that cannot be read leaves those before."""
+        path = self.settings.constraints
+        if not path:
+            return
+        try:
+            stat = os.stat(path)
+            if (stat.st_mtime_ns, stat.st_size) == self._constraints_at:
+                return
+            self._constraints_at = stat.st_mtime_ns, stat.st_size
+            self.supply.constraints = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Constraint])
+        except (OSError, msgspec.MsgspecError) as error:
+            if self._constraints_told != str(error):
+                self._constraints_told = str(error)
+                _log.error("mesh.constraints: %s cannot be read, so those before stay: %s", path, error)
 
     async def _enter_again(self) -> None:
         """The lease was lost: the others think this node dead. With a new one, what is held here is claimed again."""
