@@ -152,6 +152,9 @@ def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str) 
     assert (loaded.status, loaded.modelCopyInfos[0].location) == (3, server.mesh.instance)
     broken = client(MESH, "registerModel", modelId="g0", modelInfo={"type": "onnx", "path": "/g0"}, loadNow=True, sync=True)
     assert (broken.status, len(broken.errors)) == (4, 1)
+    nobody = {"modelId": "g9", "modelInfo": {"type": "pmml", "path": "/g9"}, "loadNow": True, "sync": True}
+    refused = client.refused(MESH, "registerModel", **nobody)
+    assert (refused.code(), "no instance can hold it" in refused.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     other = {**about, "path": "models.py:triple"}
     assert client.refused(MESH, "registerModel", modelId="g1", modelInfo=other).code() is grpc.StatusCode.ALREADY_EXISTS
     assert client.refused(MESH, "ensureLoaded", modelId="nobody").code() is grpc.StatusCode.NOT_FOUND

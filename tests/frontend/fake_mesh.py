@@ -65,7 +65,14 @@ class FakeMesh:
             self._put(new)
         if load_now:
             self._load(id)
-        return self.status(id)
+        return self._settled(id) if sync else self.status(id)
+
+    def _settled(self, id: str) -> ModelStatus:
+        """Once it has loaded or failed."""
+        with self._changed:
+            while (found := self.status(id)).status in ("NOT_LOADED", "LOADING"):
+                self._changed.wait()
+        return found
 
     def _put(self, record: MeshModel | VModel) -> None:
         with self._changed:
@@ -119,7 +126,7 @@ class FakeMesh:
         if id not in self.registered:
             raise UnknownModel.named(id, self.registered)
         self._load(id)
-        return self.status(id)
+        return self._settled(id) if sync else self.status(id)
 
     # -- v-models
 

@@ -93,7 +93,7 @@ def test_errors_have_the_codes_of_the_document(
     assert details_of(error)[0].domain == "clipper"
 
 
-def test_who_waits_holds_no_thread_and_is_answered_when_it_has_loaded(served: tuple[FakeMesh, Client]) -> None:
+def test_who_waits_keeps_no_other_waiting_and_is_answered_when_it_has_loaded(served: tuple[FakeMesh, Client]) -> None:
     """More wait than there are worker threads, and a call beside them is answered."""
     mesh, client = served
     mesh.loads_at_once = False
@@ -137,6 +137,15 @@ def test_a_caller_does_not_wait_beyond_its_deadline(served: tuple[FakeMesh, Clie
         assert client.refused(MESH, "ensureLoaded", modelId="never", sync=True, timeout=0.2).code().name == "DEADLINE_EXCEEDED"
     finally:
         mesh.loads_at_once = True
+        mesh.settle("never")
+
+
+def test_more_than_so_many_do_not_wait(served: tuple[FakeMesh, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, client = served
+    monkeypatch.setattr("clipper.frontend.grpc_mesh.WAITING_MAX", 0)
+    client(MESH, "registerModel", modelId="waits", modelInfo=ONNX)
+    assert client.refused(MESH, "ensureLoaded", modelId="waits", sync=True).code().name == "RESOURCE_EXHAUSTED"
+    assert state_of(client(MESH, "ensureLoaded", modelId="waits")) == "LOADED"
 
 
 def test_a_vmodel_is_set_switched_and_deleted(served: tuple[FakeMesh, Client]) -> None:

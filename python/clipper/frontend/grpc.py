@@ -56,6 +56,7 @@ class Grpc:
         self._server: grpc.aio.Server
         self._calls: Calls
         self._draining: asyncio.Task[None] | None = None
+        self._mesh: MeshService | None = None
 
     def start(self) -> None:
         """Raises AddressInUse."""
@@ -92,7 +93,8 @@ class Grpc:
         mesh = self._node.mesh
         mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION, *((MESH,) if mesh is not None else ()))
         services = [InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)]
-        for service in (*services, *((MeshService(calls, mesh, self._access.tokens),) if mesh is not None else ())):
+        self._mesh = MeshService(calls, mesh, self._access.tokens) if mesh is not None else None
+        for service in (*services, *((self._mesh,) if self._mesh is not None else ())):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))
         if others is not None:
             self._server.add_generic_rpc_handlers((others,))
@@ -135,6 +137,8 @@ class Grpc:
                 asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
             self._thread.join()
         self._workers.shutdown(wait=True)
+        if self._mesh is not None:
+            self._mesh.close()
 
     async def _leave(self) -> None:
         assert self._draining is not None

@@ -5,12 +5,14 @@ for what is registered is run. Without a token, whoever reaches a loopback addre
 """
 
 import asyncio
+import contextlib
 import hmac
-import time
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Final, TypeVar
 
-from clipper.errors import AlreadyExists, ClipperError, DeadlineExceeded, Forbidden, InvalidInput, NotAllowed, StoreConflict
+from clipper.errors import AlreadyExists, ClipperError, Forbidden, InvalidInput, NotAllowed, Overloaded, StoreConflict
 from clipper.frontend.api_keys import ApiKeys
 from clipper.frontend.grpc_calls import Call, Calls
 from clipper.frontend.protocols import message
@@ -18,8 +20,7 @@ from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.settings.http import is_loopback
 
 SERVICE: Final = "mmesh.ModelMesh"
-_UNDER_WAY: Final = ("NOT_LOADED", "LOADING")
-_LOOK_S: Final = (0.005, 0.1)  # between two looks at what a caller waits for: first, and at most
+WAITING_MAX: Final = 32  # calls that wait for loads, at once
 _STATUS, _VSTATUS = message("mmesh.ModelStatusInfo"), message("mmesh.VModelStatusInfo")
 _MODEL_STATES: Final = {value.name: value.number for value in _STATUS.DESCRIPTOR.enum_types_by_name["ModelStatus"].values}
 _VMODEL_STATES: Final = {value.name: value.number for value in _VSTATUS.DESCRIPTOR.enum_types_by_name["VModelStatus"].values}
@@ -36,10 +37,11 @@ class _Unmet(ClipperError):
 
 
 class MeshService:
-    """Threads: the event loop's. Whoever waits for a load holds no thread: it looks again and again, and may go away."""
+    """Threads: the event loop's; and one for each who waits for a load. `close` when no call is under way any more."""
 
     def __init__(self, calls: Calls, mesh: MeshFacade, tokens: ApiKeys | None = None) -> None:
         self._calls, self._mesh, self._tokens = calls, mesh, tokens
+        self._waiting: set[threading.Thread] = set()
         each = {
             "registerModel": self.register, "unregisterModel": self.unregister, "getModelStatus": self.status,
             "ensureLoaded": self.ensure_loaded, "setVModel": self.set_vmodel, "deleteVModel": self.delete_vmodel,
@@ -54,12 +56,9 @@ class MeshService:
         info = _info(request, "modelInfo")
         if request.sync and not request.loadNow:
             raise InvalidInput("sync goes with loadNow.", hint="Set both, or neither.")
-        used_ms = request.lastUsedTime
-        register = self._mesh.register
-        found = await self._calls.work(
-            lambda: register(request.modelId, info.path, info.type, info.key, load_now=request.loadNow, used_ms=used_ms)
-        )
-        return _told(await self._loaded(found) if request.sync else found)
+        register, about = self._mesh.register, (request.modelId, info.path, info.type, info.key)
+        settings = {"load_now": request.loadNow, "sync": request.sync, "used_ms": request.lastUsedTime}
+        return _told(await self._work(request.sync, lambda: register(*about, **settings)))
 
     async def unregister(self, request: Any, call: Call) -> Any:
         self._check_manages(call)
@@ -70,27 +69,37 @@ class MeshService:
         return _told(await self._calls.work(lambda: self._mesh.status(request.modelId)))
 
     async def ensure_loaded(self, request: Any, call: Call) -> Any:
-        used_ms = request.lastUsedTime
-        found = await self._calls.work(lambda: self._mesh.ensure_loaded(request.modelId, used_ms=used_ms))
-        return _told(await self._loaded(found) if request.sync else found)
+        ensure, sync, used_ms = self._mesh.ensure_loaded, request.sync, request.lastUsedTime
+        return _told(await self._work(sync, lambda: ensure(request.modelId, sync=sync, used_ms=used_ms)))
 
-    async def _loaded(self, found: ModelStatus) -> ModelStatus:
-        """Its status once it is loaded, or has failed, or is gone."""
-        return await self._until(found, lambda one: one.status in _UNDER_WAY, lambda: self._mesh.status(found.id))
+    async def _work(self, waits: bool, run: Callable[[], _S]) -> _S:
+        """What `run` returns, on a worker thread; on one of its own where it waits for a load. Overloaded when too many do."""
+        if not waits:
+            found: _S = await self._calls.work(run)
+            return found
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} calls wait for loads already.", hint="Leave sync out, and ask for the status.")
+        told: Future[_S] = Future()
+        thread = threading.Thread(target=self._wait, args=(run, told), name="clipper-grpc-mesh", daemon=True)
+        self._waiting.add(thread)
+        thread.start()
+        return await asyncio.wrap_future(told)
 
-    async def _until(self, found: _S, waits: Callable[[_S], bool], look: Callable[[], _S]) -> _S:
-        """What `look` finds once it need not be waited for; DeadlineExceeded when the node's own patience is over first."""
-        settings = self._calls.node.config.mesh
-        give_up_s = time.monotonic() + settings.load_s * (settings.tries + 1)
-        pause_s, pause_s_max = _LOOK_S
-        while waits(found):
-            if self._calls.closing.is_set() or time.monotonic() > give_up_s:
-                hint = "It goes on all the same: ask for the status."
-                raise DeadlineExceeded(f"{found.id!r} is {found.status} still.", hint=hint)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, pause_s_max)
-            found = await self._calls.work(look)
-        return found
+    def _wait(self, run: Callable[[], _S], told: "Future[_S]") -> None:
+        """A caller that goes away leaves its thread behind, until the load has ended."""
+        try:
+            found = run()
+        except BaseException as error:
+            _tell(told.set_exception, error)
+        else:
+            _tell(told.set_result, found)
+        finally:
+            self._waiting.discard(threading.current_thread())
+
+    def close(self) -> None:
+        """Once the mesh is closed: then nobody waits for it any more."""
+        for thread in tuple(self._waiting):
+            thread.join()
 
     # -- v-models
 
@@ -103,26 +112,14 @@ class MeshService:
                 return self._mesh.set_vmodel(
                     request.vModelId, request.targetModelId, owner=request.owner, update_only=request.updateOnly, model=info,
                     auto_delete=request.autoDeleteTargetModel, load_now=request.loadNow, force=request.force,
-                    expected=request.expectedTargetModelId, share=request.share,
+                    expected=request.expectedTargetModelId, share=request.share, sync=request.sync,
                 )  # fmt: skip
             except Forbidden as error:  # another's: its clients know that as a name that is taken
                 raise AlreadyExists(error.message, hint=error.hint) from None
             except StoreConflict as error:
                 raise _Unmet(error.message, hint=error.hint) from None
 
-        found = await self._calls.work(set_it)
-        if request.sync:
-            found = await self._switched(found, request)
-        return await self._told_vmodel(found)
-
-    async def _switched(self, found: VModelStatus, request: Any) -> VModelStatus:
-        """Once it has switched, or cannot; a new one's model with `loadNow`: once that is loaded."""
-
-        def waits(one: VModelStatus) -> bool:
-            loads = request.loadNow and one.active == one.target and one.active_status in _UNDER_WAY
-            return one.status == "TRANSITIONING" or loads
-
-        return await self._until(found, waits, lambda: self._mesh.vmodel_status(found.id, request.owner))
+        return await self._told_vmodel(await self._work(request.sync, set_it))
 
     async def delete_vmodel(self, request: Any, call: Call) -> Any:
         """Another's is left alone, without a word: its clients expect that."""
@@ -166,6 +163,11 @@ class MeshService:
         elif not is_loopback(self._calls.node.config.grpc.address.rpartition(":")[0]):
             hint = "Set http.token, and send authorization: Bearer with it."
             raise Forbidden("the mesh is not managed over gRPC from elsewhere without a token.", hint=hint)
+
+
+def _tell(tell: Callable[[Any], None], what: Any) -> None:
+    with contextlib.suppress(InvalidStateError, RuntimeError):  # the caller has gone, or the loop
+        tell(what)
 
 
 def _info(request: Any, field: str) -> Info:

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
-from clipper.errors import AlreadyExists, DeadlineExceeded, InvalidInput, Overloaded, UnknownModel
+from clipper.errors import AlreadyExists, ClipperError, DeadlineExceeded, InvalidInput, Overloaded, UnknownModel
 from clipper.mesh import failures, placement, vmodels
 from clipper.mesh.channel import Failed
 from clipper.mesh.facade import (
@@ -133,7 +133,7 @@ class Managing(Parts):
         """sync: until it is loaded or has failed, which its status then says."""
         limit_s = self.settings.load_s * self.settings.tries
         if not sync:
-            self.local.spawn(self.supply.load(id, used_ms, until_s=limit_s))
+            self.local.spawn(self._load_unheard(id, used_ms, limit_s))
             return
         try:
             await self.supply.load(id, used_ms, until_s=limit_s)
@@ -144,6 +144,13 @@ class Managing(Parts):
         except Failed as failure:
             if failure.fault == "none":
                 raise Overloaded(f"model {id!r} is not loaded: {failure.why}") from None
+
+    async def _load_unheard(self, id: str, used_ms: int, limit_s: float) -> None:
+        """Nobody waits for it: what becomes of it, its status and `explain` say."""
+        try:
+            await self.supply.load(id, used_ms, until_s=limit_s)
+        except (Failed, TimeoutError, ClipperError) as error:
+            self.notes.note(id, "not loaded", getattr(error, "why", "") or str(error) or "it took too long")
 
     def models(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[ModelStatus]:
         self._check_open()
