@@ -36,13 +36,14 @@ def main() -> int:
     parser.add_argument("name", nargs="?", help="the question")
     parser.add_argument("--json", action="store_true", help="a list of rows on stdout")
     parser.add_argument("--markdown", action="store_true", help="a page, such as docs/benchmarks-engine.md")
-    parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (those of engine: see its table)")
+    parser.add_argument("--rows", default="", help="only these groups, `hit,miss` (engine, params, mesh-sim)")
     parser.add_argument("--kills", type=int, help="how many (durability)")
     parser.add_argument("--seed", type=int, help="of a run that failed, to see it again (durability)")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what does it cost")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="pictures of it, where it has any (figure7, figure8, selection)")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="its pictures (figure7, figure8, selection, mesh-sim)")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a goal is not met")
     options = parser.parse_args()
+    options.name = options.name and options.name.replace("-", "_")
     if options.name not in known:
         out = sys.stdout if options.name is None else sys.stderr
         print(f"no question {options.name!r}; there are" if options.name else "questions:", file=out)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clipper.mesh.paging import Refused, Residents
 
-STEP_MS = 10  # between two uses
+STEP_MS = 100  # between two uses: some cover the time for which a model that has just been loaded stays
 
 
 @dataclass(frozen=True)

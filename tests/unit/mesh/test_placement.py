@@ -146,9 +146,9 @@ def test_a_long_queue_of_loads_is_avoided() -> None:
 
 def test_instances_of_an_older_version_are_about_to_go() -> None:
     """Also where instances have labels: model-mesh's own tracker did not work then."""
-    labels = ("gpu",)
-    old = [node(f"old{n}", labels=labels, version="1", started_ms=NOW - 10 * UPGRADE_MS) for n in range(2)]
-    new = node("new", labels=labels, version="2", started_ms=NOW - 1000, models=99)
+    words = ["gpu"]
+    old = [node(f"old{n}", labels=tuple(words), version="1", started_ms=NOW - 10 * UPGRADE_MS) for n in range(2)]
+    new = node("new", labels=tuple(words), version="2", started_ms=NOW - 1000, models=99)
     assert drawn(model(), [*old, new]) == {"new"}
     settled = msgspec.structs.replace(new, started_ms=NOW - UPGRADE_MS - 1)
     assert drawn(model(), [*old, settled]) == {"old0", "old1"}
