@@ -13,7 +13,16 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.errors import AlreadyExists, ClipperError, NoServer, Overloaded, ShuttingDown, StillLinked, UnknownModel
+from clipper.errors import (
+    AlreadyExists,
+    ClipperError,
+    InvalidInput,
+    NoServer,
+    Overloaded,
+    ShuttingDown,
+    StillLinked,
+    UnknownModel,
+)
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
 from clipper.testing import wait_until
@@ -80,6 +89,10 @@ def test_over_http_a_model_is_registered_asked_and_explained(
     assert (here.id, here.models) == (server.mesh.instance, len(server.mesh.local.held))
     with pytest.raises(AlreadyExists):
         door.register("h1", "models.py:triple", key=folder)
+    with pytest.raises(InvalidInput, match="bad model name"):
+        door.register("No Name", "models.py:triple", key=folder)
+    with pytest.raises(InvalidInput, match="bad v-model name"):
+        door.set_vmodel("No Name", "h1")
     door.unregister("h1")
     assert door.status("h1").status == "NOT_FOUND"
     wait_until(lambda: ask(server.http_address, "POST", "/v2/models/h1/infer", ROW).status == 404)

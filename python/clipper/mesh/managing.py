@@ -66,7 +66,7 @@ class Managing(Parts):
         return self.status(id)
 
     def _record(self, id: str, info: Info, used_ms: int, load_now: bool, owner: str = "") -> MeshModel:
-        check_name(id, "model")
+        checked(id, "model")
         if self.ground.is_taken(id):
             raise AlreadyExists(f"{id!r} is a model or an application of the catalog.", hint="Choose another id.")
         kind, path = info.type or type_of(info.path), info.path
@@ -175,7 +175,7 @@ class Managing(Parts):
         give_up_s: float = 0.0,
     ) -> VModelStatus:
         self._check_open()
-        check_name(id, "v-model")
+        checked(id, "v-model")
         if self.ground.is_taken(id):
             raise AlreadyExists(f"{id!r} is a model or an application of the catalog.", hint="Choose another id.")
         info = self._record(target, model, 0, load_now, owner) if model is not None else None
@@ -315,6 +315,15 @@ class Managing(Parts):
         for heard in tuple(self._watchers):
             for change in changes:
                 heard(event_of(of, change))
+
+
+
+def checked(id: str, noun: str) -> None:
+    """InvalidInput for what is no id."""
+    try:
+        check_name(id, noun)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
 
 
 def event_of(of: Of, change: Change[Any]) -> MeshEvent:
