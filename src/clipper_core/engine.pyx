@@ -11,7 +11,7 @@ from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_
 from clipper_core.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport lane_close, lanes_free, lanes_new, takers_end
-from clipper_core.link cimport Link, link_free, link_sent
+from clipper_core.link cimport Link, link_free, link_sent, spare_free
 from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
                                    relaxed, release, seq_cst, u8, u32, u64)
@@ -91,6 +91,7 @@ cdef class Engine:
         e.hot = new vector[u32]()
         e.watched = new vector[u32]()
         e.waits = new vector[u32]()
+        e.spare = new vector[void*]()
         e.moves = new vector[Command]()
         if e.cache != NULL:
             e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
@@ -122,6 +123,7 @@ cdef class Engine:
         del e.hot
         del e.watched
         del e.waits
+        spare_free(e.spare)
         del e.moves
         free(e.models)
         free(e.links)

@@ -18,6 +18,7 @@ cdef struct Link:
     Limits limits
     u8* rx                      # received bytes [rx_at, rx_len)
     u64 rx_at, rx_len, rx_cap
+    vector[void*]* spare        # buffers of others that rest, of the size all begin with; NULL: none are kept
     u64 rx_frame                # bytes of the frame that link_next handed out; dropped at the next call
     vector[iovec]* tx           # to be sent [tx_at, size)
     u64 tx_at
@@ -39,6 +40,7 @@ cdef struct Link:
 cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil
 cdef void link_free(Link* link) noexcept nogil
 cdef void link_rest(Link* link) noexcept nogil     # nothing may come for long: keep no buffer, if nothing is in it
+cdef void spare_free(vector[void*]* spare) noexcept nogil
 
 cdef u64 link_room(Link* link, u8** at) noexcept nogil                 # where received bytes go, and how many fit; 0: no memory
 cdef void link_received(Link* link, u64 n, u64 now_us) noexcept nogil

@@ -9,6 +9,7 @@ from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, PENDING
 cdef enum:
     RX_START = 16384
     RX_ROOM_MIN = 8192
+    SPARE_MAX = 256             # buffers kept
     SENT_MAX = 4096             # pieces that have left and are not forgotten yet
 
 
@@ -48,10 +49,22 @@ cdef void link_free(Link* link) noexcept nogil:
 
 
 cdef void link_rest(Link* link) noexcept nogil:
+    """Thousands of links rest, and few are at work: the buffers of these few are handed around. Were they freed, what is
+    allocated for other links would be put into the holes, and the heap would grow by a buffer for nearly every link."""
     if link.rx_len == link.rx_at + link.rx_frame:
-        free(link.rx)
+        if link.rx_cap == RX_START and link.spare != NULL and link.spare.size() < SPARE_MAX:
+            link.spare.push_back(link.rx)
+        else:
+            free(link.rx)
         link.rx = NULL
         link.rx_at = link.rx_len = link.rx_cap = link.rx_frame = 0
+
+
+cdef void spare_free(vector[void*]* spare) noexcept nogil:
+    cdef size_t i
+    for i in range(spare.size() if spare != NULL else 0):
+        free(spare[0][i])
+    del spare
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
@@ -60,6 +73,10 @@ cdef bint _reserve(Link* link, u64 nbytes) noexcept nogil:
     """The unread bytes at the start of a buffer of at least nbytes."""
     cdef u64 held = link.rx_len - link.rx_at
     cdef u8* bigger
+    if link.rx == NULL and nbytes <= RX_START and link.spare != NULL and not link.spare.empty():
+        link.rx = <u8*> link.spare.back()
+        link.spare.pop_back()
+        link.rx_cap = RX_START
     if nbytes <= link.rx_cap:
         if link.rx_at:
             memmove(link.rx, link.rx + link.rx_at, held)

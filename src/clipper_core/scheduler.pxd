@@ -109,6 +109,7 @@ cdef cppclass EngineState:
     vector[u32]* closing        # conns to close once sent
     vector[u32]* hot            # models to look at in this step
     vector[u32]* watched        # conns that chores look at: all but those that are quiet and have nothing in hand
+    vector[void*]* spare        # receive buffers of links that rest
     vector[u32]* waits          # models with rows that wait
     vector[Command]* moves      # connections that go to a peer or come from one, for the mover
     Ring* commands

@@ -82,6 +82,7 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     if slot.link == NULL:
         e.free_slots.push_back(i)
         return 0
+    slot.link.spare = e.spare
     slot.link.limits.payload_bytes_max = min(e.limits.payload_bytes_max, <u64> HELLO_BYTES_MAX)    # until it is attached
     slot.conn = ((slot.conn & <u32> 0xFFFF0000) + 0x10000) | i
     slot.link.fd = fd
@@ -182,6 +183,8 @@ cdef bint engine_received(EngineState* e, u32 conn, u64 n, u64 now_us) noexcept 
     if status != PENDING:
         e.frames_bad += 1
         return False
+    if slot.replica == NULL:
+        link_rest(slot.link)            # its HELLO is there, or a part of it is
     _trust(e, slot)
     return True
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clipper_container.sizes import allocated_bytes
 from clipper_core.codec import Kind, encode_frame
 from clipper_core.engine import Engine
 from clipper_core.model import Model
@@ -142,3 +143,24 @@ def test_an_unlisted_model_is_counted_when_it_is_named() -> None:
     assert engine.model_counts(listed.index)["submitted"] == 0
     with pytest.raises(StatusError, match="no model with index 2"):
         engine.model_counts(2)
+
+
+def test_links_that_rest_keep_no_buffer(world: World) -> None:
+    """16 KiB each is what the first bytes of a link are received into."""
+    model = world.model(cached=False)
+    before = allocated_bytes()
+    conns = [world.engine.open(world.now_us) for _ in range(500)]
+    for conn in conns:
+        assert world.engine.receive(conn, encode_frame(Kind.HELLO, b"hello"), world.now_us)
+    waiting = (allocated_bytes() - before) / len(conns)
+    for conn in conns:
+        world.engine.attach(conn, model.index, b"welcome", mode=STATIC, quiet=True)
+    world.step()
+    for conn in conns:
+        world.engine.outgoing(conn, world.now_us)
+        assert world.engine.receive(conn, encode_frame(Kind.HEARTBEAT), world.now_us)  # needless, and no harm
+    for _ in range(2):
+        world.step(30_000)
+    assert waiting < 2048
+    kept = 256 * (16384 + 64)  # are handed around
+    assert (allocated_bytes() - before - kept) / len(conns) < 4096
