@@ -7,6 +7,7 @@ while it still stands there. Threads: all on the mesh's event loop.
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -195,14 +196,16 @@ class Leading(Parts):
             await self._write_step(vmodel, step)
 
     async def _write_step(self, seen: VModel, step: vmodels.Switch | vmodels.Fail) -> None:
-        """If it is still what the decision was made about."""
+        """If it is still what the decision was made about, and a switch still one by what the transaction reads."""
+        view = self._view(())
 
         def decide(before: VModel | None, read: Any) -> vmodels.VChange:
             if before != seen:
                 return vmodels.VChange(before)
             assert before is not None
             if isinstance(step, vmodels.Switch):
-                return vmodels.switched(before, read, now_ms())
+                still = upkeep.step_of(before, replace(view, read=read), now_ms(), self.settings)
+                return vmodels.switched(before, read, now_ms()) if isinstance(still, vmodels.Switch) else vmodels.VChange(before)
             return vmodels.failed(before, step.why)
 
         try:

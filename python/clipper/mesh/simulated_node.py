@@ -42,7 +42,7 @@ class Node:
         self.residents = Residents(plan.capacity_bytes, churn_ms=plan.churn_ms)
         self.queue = LoadQueue()
         self.loading: dict[str, int] = {}
-        self.askers: dict[str, set[str]] = {}
+        self.askers: dict[str, dict[str, None]] = {}  # in the order in which they asked
         self.claiming: set[str] = set()
         self.times = LoadTimes()
         self.uses = Uses()
@@ -232,14 +232,14 @@ class Node:
         if id in self.queue:
             if waiting:
                 self.queue.promote(id, now)
-            self.askers[id].add(asker)
+            self.askers[id][asker] = None
         elif id in self.residents or id in self.claiming:
             return  # its record says so, or soon will
         elif self.stopping or self.residents.capacity_bytes < self.world.size_of(id):
             self.world.nodes[asker].refused(id)
         else:
             self.claiming.add(id)
-            self.askers[id] = {asker}
+            self.askers[id] = {asker: None}
             self.world.claim(self, id, copies, partial(self._claimed, id, waiting, self.epoch), self.still())
 
     def still(self) -> "partial[bool]":

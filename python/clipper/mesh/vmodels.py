@@ -29,13 +29,11 @@ class UnknownVModel(Unknown):
 @dataclass(frozen=True, slots=True)
 class VChange:
     """Records to write together, each if it is still as it was read. vmodel: as it shall be; None: no longer. models: with
-    other counts of references.  deleted: models that nobody names any longer, and that were to go then.  unchanged: models that
-    are not written, and must be as they were read all the same: a switch to a copy that was just evicted must not happen."""
+    other counts of references.  deleted: models that nobody names any longer, and that were to go then."""
 
     vmodel: VModel | None
     models: tuple[MeshModel, ...] = ()
     deleted: tuple[str, ...] = ()
-    unchanged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +156,10 @@ def rollback(before: VModel, read: Read, now_ms: int) -> VChange:
 
 
 def switched(before: VModel, read: Read, now_ms: int) -> VChange:
-    """The target is the active one."""
+    """The target is the active one. In the transaction that writes it, `step` on what that reads must still say Switch: a copy
+    that was loaded when the decision was made may have been evicted since."""
     after = VModel(before.id, before.target, before.target, before.owner, previous=before.active, since_ms=now_ms)
-    change = _change(before, after, read)
-    return VChange(after, change.models, change.deleted, (before.target,))
+    return _change(before, after, read)
 
 
 def failed(before: VModel, why: str) -> VChange:
