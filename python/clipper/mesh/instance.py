@@ -246,8 +246,11 @@ class LocalModels:
         """It has turned out larger than was thought."""
         if self.residents.used_bytes <= self.residents.capacity_bytes:
             return
+        churn_ms, self.residents.churn_ms = self.residents.churn_ms, 0.0  # memory is taken already: whoever can go, goes
         room = self.residents.room_for(0, now_ms(), now_ms())
+        self.residents.churn_ms = churn_ms
         if isinstance(room, Refused):
+            _log.warning("the models of %s are larger than its memory: %s", self.me, room.why)
             return
         for held in [self._begin_leaving(id) for id in room.evict if id != but]:
             await self._end_leaving(held, f"{but} is larger than was thought")

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Collection
 from typing import Final
 
+from clipper.catalog_view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
 from clipper.mesh.claims import Refused
@@ -107,7 +108,7 @@ class Registry:
 
     def register(self, model: MeshModel) -> MeshModel:
         """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when there are too many."""
-        check_name(model.id, "model")
+        checked(check_name, model.id, "model")
         for _ in range(_TRIES):
             record = self.store.get(MODELS + model.id)
             if record is not None:
@@ -146,11 +147,11 @@ class Registry:
                 raise UnknownModel(f"no model {id!r} is registered.")
             before = decode(known.value, MeshModel)
             after = step(before)
-            if isinstance(after, Refused) and not _is_newest(self.store, known.key, known.revision):
+            if isinstance(after, Refused) or after is before:  # nothing to write would say that it is old
+                if _is_newest(self.store, known.key, known.revision):
+                    return after
                 known = None
                 continue
-            if isinstance(after, Refused) or after is before:
-                return after
             if self.store.txn((Compare(known.key, known.revision),), (Put(known.key, encode(after)),)).ok:
                 return after
             known = None

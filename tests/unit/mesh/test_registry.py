@@ -1,0 +1,141 @@
+"""Records changed by transactions: races have one winner, references are counted, names are of one kind."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from clipper.errors import AlreadyExists, InvalidInput, Overloaded, StillLinked, StoreConflict, UnknownModel
+from clipper.mesh import claims, vmodels
+from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.mesh.registry import Registry
+from clipper.settings.mesh import MeshSettings
+from clipper.store import MemoryStore
+from clipper.testing import wait_until
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    store = MemoryStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def registry(store: MemoryStore) -> Iterator[Registry]:
+    registry = Registry(store, MeshSettings(models_max=3))
+    yield registry
+    registry.leave()
+    registry.close()
+
+
+def model(id: str, path: str = "m.onnx") -> MeshModel:
+    return MeshModel(id, "onnx", path)
+
+
+def set_to(registry: Registry, id: str, target: str) -> VModel | None:
+    return registry.change_vmodel(id, lambda before, read: vmodels.set_target(id, before, target, read, 1))
+
+
+def test_of_many_who_claim_one_wins(registry: Registry) -> None:
+    registry.register(model("m"))
+    names = [f"i{n}" for n in range(16)]
+
+    def claim(me: str) -> bool:
+        found = registry.change("m", lambda m: claims.claimed(m, me, 1, alive=names, copies=1, settings=registry.settings))
+        return not isinstance(found, claims.Refused)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(claim, names))
+    assert sum(won) == 1
+    found = registry.read("m")
+    assert found is not None
+    assert list(found.copies) == [names[won.index(True)]]
+
+
+def test_a_refusal_by_an_old_record_is_made_again_by_the_newest(registry: Registry) -> None:
+    registry.register(model("m"))
+    wait_until(lambda: "m" in registry.models)
+    registry.models.close()  # it stays as old as it is now
+    claim = {"alive": ("a", "b"), "copies": 1, "settings": registry.settings}
+    registry.change("m", lambda m: claims.claimed(m, "a", 1, **claim))  # type: ignore[arg-type]
+    registry.change("m", lambda m: claims.released(m, "a"))
+    found = registry.change("m", lambda m: claims.claimed(m, "b", 2, **claim))  # type: ignore[arg-type]
+    assert isinstance(found, MeshModel)
+    assert list(found.copies) == ["b"]
+
+
+def test_a_model_is_registered_once_and_as_often_as_it_is_the_same(registry: Registry) -> None:
+    registry.register(model("m"))
+    registry.register(model("m"))
+    with pytest.raises(AlreadyExists, match=r"path 'm\.onnx', not 'other\.onnx'"):
+        registry.register(model("m", "other.onnx"))
+    with pytest.raises(InvalidInput):
+        registry.register(model("bad name"))
+
+
+def test_there_are_as_many_as_may_be(registry: Registry) -> None:
+    for n in range(3):
+        registry.register(model(f"m{n}"))
+    wait_until(lambda: len(registry.models) == 3)
+    with pytest.raises(Overloaded, match="models_max"):
+        registry.register(model("m3"))
+    assert registry.unregister("m0")
+    wait_until(lambda: len(registry.models) == 2)
+    registry.register(model("m3"))
+    assert not registry.unregister("m0")
+    with pytest.raises(UnknownModel):
+        registry.change("m0", lambda m: m)
+
+
+def test_models_and_vmodels_share_their_names(registry: Registry) -> None:
+    registry.register(model("m"))
+    set_to(registry, "v", "m")
+    with pytest.raises(AlreadyExists, match="v-model"):
+        registry.register(model("v"))
+    with pytest.raises(AlreadyExists, match="is a model"):
+        set_to(registry, "m", "m")
+
+
+def test_what_a_vmodel_names_stays(registry: Registry) -> None:
+    registry.register(model("m"))
+    set_to(registry, "v", "m")
+    wait_until(lambda: "v" in registry.vmodels)
+    with pytest.raises(StillLinked, match="what v stands for"):
+        registry.unregister("m")
+    registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read))
+    assert registry.read_vmodel("v") is None
+    assert registry.unregister("m")
+
+
+def test_a_leader_that_stands_no_more_writes_nothing(registry: Registry, store: MemoryStore) -> None:
+    registry.register(model("m"))
+    set_to(registry, "v", "m")
+    registry.enter(Instance("a", 1, "", ""))
+    assert registry.lease is not None
+    candidate = store.elect("mesh", b"a", registry.lease)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clipper.mesh.registry._TRIES", 3)
+        store.delete(candidate._key)
+        with pytest.raises((StoreConflict, Exception), match="others"):
+            registry.change_vmodel("v", lambda before, read: vmodels.VChange(VModel("v", "m", "m", since_ms=9)), candidate)
+    found = registry.read_vmodel("v")
+    assert found is not None
+    assert found.since_ms == 1
+    candidate.resign()
+
+
+def test_a_node_counts_while_it_holds_its_lease(registry: Registry, store: MemoryStore) -> None:
+    assert registry.is_fenced
+    registry.enter(Instance("a", registry.number(), "", ""))
+    wait_until(lambda: list(registry.instances) == ["a"])
+    assert not registry.is_fenced
+    assert registry.alive() == {"a"}
+    assert registry.number() == 2
+    assert registry.token() == registry.token() != ""
+    assert registry.lease is not None
+    store.revoke(registry.lease.id)
+    registry.lease.lost.set()
+    wait_until(lambda: not registry.instances)
+    assert registry.is_fenced
+    assert not registry.alive()

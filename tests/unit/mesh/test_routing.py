@@ -1,0 +1,104 @@
+"""From a name to a lane: what is told once, what a v-model asks, what is not there."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from clipper.mesh.routing import ABSENT_MAX, Alias, Route, Routes, core_record
+from clipper.types import Batching, Model
+
+
+def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[str], list[tuple[str, bool]]]:
+    missed: list[str] = []
+    looked: list[tuple[str, bool]] = []
+
+    def make(record: Model, why: Any) -> Any:
+        return SimpleNamespace(cores={record.id: SimpleNamespace(waiting=0)}, why=why)
+
+    def find(id: str, strong: bool) -> Model | None:
+        looked.append((id, strong))
+        return core_record(id, "any", "any") if id in known else None
+
+    def told(route: Route) -> None:
+        missed.append(route.id)
+
+    drawn = iter(draws or ())
+    rng: Any = SimpleNamespace(random=lambda: next(drawn))
+    return Routes(make, find, told, Batching(), rng), missed, looked
+
+
+def test_a_miss_is_told_once_until_it_was_served() -> None:
+    found, missed, _ = routes("m")
+    for _ in range(3):
+        assert found.question("m") is not None
+    assert missed == ["m"]
+    found.came_or_went("m", [1])
+    found.question("m")
+    assert missed == ["m"]
+    found.came_or_went("m", [])
+    found.question("m")
+    assert missed == ["m", "m"]
+
+
+def test_uses_are_counted_and_those_that_waited() -> None:
+    found, _, _ = routes("m")
+    for _ in range(3):
+        found.question("m")
+    found.came_or_went("m", [1])
+    found.question("m")
+    ((route, asked),) = found.touched.take()
+    assert (route.id, asked, route.waited) == ("m", 4, 3)
+    assert not list(found.touched.take())
+    found.question("m")
+    assert [asked for _, asked in found.touched.take()] == [1]
+
+
+def test_many_threads_make_one_route() -> None:
+    found, missed, _ = routes("m")
+    threads = [threading.Thread(target=found.question, args=("m",)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
+    assert set(missed) == {"m"}
+    assert sum(asked for _, asked in found.touched.take()) == 16
+
+
+def test_a_vmodel_asks_its_active_model_or_a_share_of_the_other() -> None:
+    found, _, _ = routes("m", "t", draws=[0.1, 0.9])
+    found.alias("v", Alias("m"))
+    assert found.route("v") is found.route("m")
+    found.alias("v", Alias("m", "t", 0.5))
+    assert [found.route("v").id for _ in range(2)] == ["t", "m"]  # type: ignore[union-attr]
+    found.alias("v", None)
+    assert found.route("v") is None
+
+
+def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
+    found, _, looked = routes()
+    for _ in range(5):
+        assert found.question("nobody") is None
+    assert looked.count(("nobody", True)) == 1
+    found.is_known("nobody")
+    found.question("nobody")
+    assert looked.count(("nobody", True)) == 2
+    for n in range(2 * ABSENT_MAX):
+        found.question(f"n{n}")
+    assert len(found._absent) <= ABSENT_MAX
+
+
+def test_a_seat_is_for_models_of_the_mesh() -> None:
+    found, missed, _ = routes("m")
+    assert found.seat("m", 1) is not None
+    assert found.seat("m", 2) is None
+    assert found.seat("nobody", 1) is None
+    assert not missed
+
+
+def test_what_was_unregistered_is_found_no_more() -> None:
+    found, _, _ = routes("m")
+    first = found.route("m")
+    assert found.forget("m") is first
+    assert found.forget("m") is None
+    assert found.route("m") is not first
