@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from clipper.errors import LeaseLost
-from clipper.store import Put, Store
+from clipper.store import MemoryStore, Put, Store
 from clipper.testing import wait_until
 
 OpenStore = Callable[[int], Store]
@@ -59,6 +59,17 @@ def test_a_leader_whose_lease_ends_is_followed_and_fenced(store: Store, short_s:
     with pytest.raises(LeaseLost, match="stand"):
         second.guard  # noqa: B018
     living.revoke()
+
+
+def test_nobody_leads_on_a_lease_that_its_own_clock_says_is_lost() -> None:
+    """Though its store, whose clock stands still, still has the key."""
+    store = MemoryStore(now_s=lambda: 0.0)
+    lease = store.lease(0.5)
+    candidate = store.elect("x", b"", lease)
+    assert lease.lost.wait(20)
+    assert candidate.leader == b""
+    assert not candidate.is_leader
+    candidate.resign()
 
 
 def test_never_two_leaders(store: Store) -> None:

@@ -176,13 +176,17 @@ def test_a_keeper_renews_in_time() -> None:
 
 def test_a_lease_is_lost_while_a_renewal_hangs() -> None:
     store = Silent()
+    store.ttl_s = 1000
     store.answer.clear()
     lease = Lease(store, "x", 0.2, monotonic()).keeping()
     assert lease.lost.wait(20), "though its keeper is still waiting for an answer"
     store.answer.set()
-    wait_until(lambda: store.renewals)
-    lease.revoke()
+    keeper = lease._keeper
+    assert keeper is not None
+    keeper.join(20)
     assert not lease.alive, "an answer that came too late renews nothing"
+    assert not keeper.is_alive()
+    lease.revoke()
     assert lease.left_s == 0
 
 
