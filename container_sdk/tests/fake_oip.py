@@ -18,7 +18,7 @@ DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
 
 class FakeServer:
     """Use it in a `with` block. asked: (method, path) of each request.  failing: what is answered at a path instead.
-    slow_s: before each answer to an infer request."""
+    slow_s: before each answer to an infer request.  gathering: where those wait that ask a model which is not there."""
 
     def __init__(self, type: str, folder: Path, binary: bool = False) -> None:
         self.type, self.folder, self.binary = type, folder, binary
@@ -26,6 +26,7 @@ class FakeServer:
         self.asked: list[tuple[str, str]] = []
         self.failing: dict[str, tuple[int, bytes]] = {}  # path -> what it answers
         self.slow_s = 0.0
+        self.gathering: threading.Barrier | None = None
         self._lines: list[socket.socket] = []
         fake = self
 
@@ -129,6 +130,8 @@ class FakeServer:
 
     def _model(self, name: str, what: str, body: bytes, headers: Any) -> tuple[int, bytes, dict[str, str]]:
         if name not in self.models:
+            if self.gathering is not None:
+                self.gathering.wait(10)
             return 404, json.dumps({"error": f"Model {name} not found"}).encode(), {}
         model = self.models[name]
         if what == "/ready":

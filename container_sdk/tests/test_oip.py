@@ -106,6 +106,7 @@ def test_a_server_that_lost_its_models_gets_them_again_once(triton: FakeServer, 
     model = runtime.load(artifact_of(tmp_path, "triton")).model
     triton.models.clear()
     triton.asked.clear()
+    triton.gathering = threading.Barrier(8)  # all find it gone
     with_trouble: list[BaseException] = []
 
     def ask() -> None:
