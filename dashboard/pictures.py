@@ -1,8 +1,9 @@
-"""The pictures of docs/dashboard.md, taken of a live server under load: `make screenshots`.
+"""The pictures of docs/dashboard.md and docs/mesh.md, taken of a live server under load: `make screenshots`.
 
 Real digits, models that learn whom to ask, a version that is rolled out, a canary, a container that is killed now and then.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -51,6 +52,36 @@ def main(warm_s: float) -> None:
         ending.set()
         for thread in asking:
             thread.join()
+        take_mesh(browser)
+
+
+def take_mesh(browser: Chromium) -> None:
+    """The panel of a mesh of three nodes, with more models than fit."""
+    folder = Path(tempfile.mkdtemp(prefix="dashboard-mesh-"))
+    (folder / "models.py").write_text("def total(rows):\n    return rows.sum(axis=1)\n")
+    chance = np.random.default_rng(1)
+    with contextlib.ExitStack() as nodes:
+        state, servers = f"sqlite:{folder / 'mesh.db'}", []
+        for name, label in (("a", "gpu"), ("b", ""), ("c", "")):
+            mesh = {"enabled": True, "name": name, "capacity_mib": 1, "labels": [label] if label else [], "zone": f"z-{name}"}
+            where = {"state": state, "folder": str(folder / name), "admin": "127.0.0.1:0"}
+            servers.append(nodes.enter_context(clipper.start(mesh=mesh, **where)))
+        for i in range(120):
+            servers[0].register_model(f"churn-{i:03}", "models.py:total", "python", str(folder))
+        for n in range(400):
+            model = f"churn-{min(int(chance.pareto(0.7)), 119):03}"
+            servers[n % 3].predict(model, [1.0, 2.0, 3.0], slo_ms=5000).result(10)
+        time.sleep(2)
+        page = browser.page(1280, 900)
+        page.prefer("light")
+        page.open(f"http://{servers[0].admin_address}/dashboard")
+        page.until("document.querySelectorAll('#mesh .held tbody tr').length === 50")
+        page.click("#mesh .held .actions button")
+        page.until("document.querySelector('#mesh .why')")
+        others = ".panel:not(#mesh), .tiles, .empty, main > .pick"
+        page.run(f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})")
+        page.size(1280, int(page.run("document.querySelector('#mesh').getBoundingClientRect().bottom")) + 20)
+        keep(page, "dashboard-mesh")
 
 
 def deploy(server: clipper.ClipperServer, scans: digits.Digits) -> None:
@@ -104,6 +135,10 @@ def take(browser: Chromium, url: str, name: str, scheme: str, width: int, scans:
     height = int(page.run("document.documentElement.scrollHeight"))
     page.size(width, height if width > 500 else min(height, SMALL_HEIGHT), 1.0 if width > 500 else 1.5)
     time.sleep(1.5)
+    keep(page, name)
+
+
+def keep(page: Page, name: str) -> None:
     path = IMAGES / f"{name}.png"
     page.picture(path)
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
