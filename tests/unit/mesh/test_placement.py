@@ -132,10 +132,15 @@ def test_each_candidate_is_judged_by_its_own_record() -> None:
     assert drawn(model(), [busy]) == {"busy"}
 
 
-@pytest.mark.parametrize(("ago_s", "rate", "kept"), [(1, 310, False), (1, 290, True), (60, 590, True), (60, 610, False),
-                                                     (7200, 790, True), (7200, 810, False), (90_000, 90_000, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ago_s", "rate", "kept"),
+    [
+        *((1, 31_000, False), (1, 29_000, True), (60, 59_000, True), (60, 61_000, False)),
+        *((7200, 79_000, True), (7200, 81_000, False), (90_000, 9_000_000, True)),
+    ],
+)
 def test_the_longer_unused_the_busier_its_place_may_be(ago_s: int, rate: float, kept: bool) -> None:
-    found = drawn(model(), [node("calm", rate=200.0), node("busy", rate=rate)], used_ms=NOW - 1000 * ago_s)
+    found = drawn(model(), [node("calm", rate=20_000.0), node("busy", rate=rate)], used_ms=NOW - 1000 * ago_s)
     assert found == ({"calm", "busy"} if kept else {"calm"})
 
 
