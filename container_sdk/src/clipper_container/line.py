@@ -87,7 +87,7 @@ class Line:
         self.sock: socket.socket | None = None
         self.fd = -1
         self.welcome: Welcome | None = None
-        self.backoff = Backoff(0.01, 1.0)
+        self.backoff: Backoff | None = None  # once an attempt has failed
         self.welcomed: Future[None] = Future()
         self.gone: Future[str] = Future()
         self.heard = self.spoke = 0.0

@@ -30,7 +30,7 @@ from clipper_container.evaluate import Evaluator
 from clipper_container.line import Gate, Inbox, Line, State, begin_connecting, relay
 from clipper_container.serve import ATTEMPT_S, SILENCE_HEARTBEATS, Options, Refused, Welcome, welcome_of
 from clipper_container.timers import Timers
-from clipper_container.transport import Disconnected, parse_address, set_timeouts
+from clipper_container.transport import Backoff, Disconnected, parse_address, set_timeouts
 from clipper_container.wire import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
@@ -171,8 +171,9 @@ class Lines:
 
     def _again(self, line: Line, why: str) -> None:
         """An attempt failed; dial again while there is time."""
-        pause = line.backoff.next_s()
         with line.lock:
+            line.backoff = line.backoff or Backoff(0.01, 1.0)
+            pause = line.backoff.next_s()
             over = line.asked or self._stopping or time.monotonic() + pause > line.until
             if not over:
                 line.state = State.WAITING
@@ -266,7 +267,7 @@ class Lines:
         line.answers = Answers(line.answers.evaluator, welcome.payload_bytes_max, welcome.crc, welcome.qualifiers)
         with line.lock:
             line.welcome, line.state, line.heard = welcome, State.SERVING, time.monotonic()
-            asked = line.asked
+            line.backoff, asked = None, line.asked
         if not welcome.quiet:
             self._beat_for(line, welcome)
         if line.welcomed.set_running_or_notify_cancel():

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 DEFAULT_BYTES = 1 << 20  # of a model of which nothing is known
@@ -89,7 +90,8 @@ class _Learned:
             ratio = min(max(together / spread, RATIO_MIN), RATIO_MAX)
         elif file_mean > SPREAD_BYTES:
             ratio = min(max(size_mean / file_mean, RATIO_MIN), RATIO_MAX)
-        return max(0.0, size_mean - ratio * file_mean), ratio
+        fixed = median(size - ratio * file for file, size in self._seen)  # now and then a load brings more than its own
+        return max(0.0, fixed), ratio
 
     def learn(self, file: int, size: int) -> int:
         """-> what to take it for. With a type's first load much comes that is not the model's."""
