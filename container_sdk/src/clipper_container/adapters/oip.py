@@ -28,6 +28,7 @@ from clipper_container.adapters.server_memory import memory_of
 from clipper_container.model import Model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 
+_LIVE_S: Final = 10.0
 _LOOK_S: Final = 0.05
 _LOOK_S_MAX: Final = 1.0
 _RATIO: Final = 1.25  # of what a model occupies to its files, where it cannot be measured
@@ -177,7 +178,7 @@ class Oip(Runtime):
         why = f"{self.type} does not load {model!r}: {reply.trouble}"
         if reply.status in (408, 429, 502, 503, 504) or _NO_ROOM.search(reply.trouble):
             raise Unreachable(why)
-        if self.server.ask("GET", "/v2/health/live", within_s=2.0).status >= 500:
+        if self.server.ask("GET", "/v2/health/live", within_s=_LIVE_S).status >= 500:
             raise Unreachable(why)
         raise ArtifactError(why)
 
