@@ -34,7 +34,7 @@ def pid(rows):
 def breaks(rows):
     raise ValueError("no")
 """
-QUICK = {"name": "", "publish_s": 0.05, "rate_s": 0.1, "failure_s": 0.5, "tries": 1, "drain_s": 2.0}
+QUICK = {"name": "", "publish_s": 0.05, "rate_s": 0.1, "failure_s": 0.5, "tries": 1, "drain_s": 2.0, "lease_s": 60.0}
 ROW = np.arange(3.0)
 
 

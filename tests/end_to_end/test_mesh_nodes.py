@@ -21,6 +21,7 @@ import clipper
 from clipper.errors import StoreError, UnknownModel
 from clipper.mesh.records import Policy
 from clipper.testing import wait_until
+from tests.store.conftest import RedisServer, own_redis
 
 MODELS = "def double(rows):\n    return rows * 2\ndef triple(rows):\n    return rows * 3\n"
 QUICK = {
@@ -37,6 +38,8 @@ with clipper.start(state=state, folder=folder, mesh=json.loads(mesh), drain_s=1.
 """
 MORTAL_S = 1.0  # lease of a node that is to die
 Start = Callable[..., clipper.ClipperServer]
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
+__all__ = ["own_redis"]
 
 
 @pytest.fixture
@@ -50,9 +53,9 @@ def start(folder: Path) -> Iterator[Start]:
     """Starts a node in this process."""
     nodes: list[clipper.ClipperServer] = []
 
-    def do(name: str, **mesh: Any) -> clipper.ClipperServer:
+    def do(name: str, state: str = "", **mesh: Any) -> clipper.ClipperServer:
         settings = {**QUICK, "name": name, **mesh}
-        node = clipper.start(state=f"sqlite:{folder}/mesh.db", folder=str(folder / name), mesh=settings, drain_s=1.0)
+        node = clipper.start(state=state or f"sqlite:{folder}/mesh.db", folder=str(folder / name), mesh=settings, drain_s=1.0)
         nodes.append(node)
         return node
 
@@ -62,13 +65,13 @@ def start(folder: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def spawn(folder: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+def spawn(folder: Path) -> Iterator[Spawn]:
     """Starts a node in a process of its own."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def do(name: str) -> subprocess.Popen[bytes]:
+    def do(name: str, state: str = "") -> subprocess.Popen[bytes]:
         mesh = json.dumps({**QUICK, "name": name, "lease_s": MORTAL_S})
-        words = [sys.executable, "-c", NODE, f"sqlite:{folder}/mesh.db", str(folder / name), mesh]
+        words = [sys.executable, "-c", NODE, state or f"sqlite:{folder}/mesh.db", str(folder / name), mesh]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         processes.append(process)
         assert process.stdout is not None
@@ -167,10 +170,8 @@ def test_what_was_just_registered_elsewhere_is_found(start: Start, folder: Path)
         assert ask(other, f"m{n}").tolist() == [0.0, 2.0, 4.0]
 
 
-def test_a_node_that_is_killed_takes_no_query_with_it(
-    start: Start, spawn: Callable[[str], subprocess.Popen[bytes]], folder: Path
-) -> None:
-    node = start("a", labels=("here",))
+def test_a_node_that_is_killed_takes_no_query_with_it(start: Start, spawn: Spawn, folder: Path) -> None:
+    node = start("a")
     process = spawn("b")
     wait_until(lambda: alive(node) == ["a", "b"])
     hold_back(node, True)
@@ -189,10 +190,10 @@ def test_a_node_that_is_killed_takes_no_query_with_it(
 
 
 def test_a_node_that_hangs_is_buried_and_comes_back_in_order(
-    start: Start, spawn: Callable[[str], subprocess.Popen[bytes]], folder: Path
+    start: Start, spawn: Spawn, own_redis: RedisServer, folder: Path
 ) -> None:
-    node = start("a")
-    process = spawn("b")
+    node = start("a", own_redis.url)  # a process that stands still may have SQLite's lock
+    process = spawn("b", own_redis.url)
     wait_until(lambda: alive(node) == ["a", "b"])
     hold_back(node, True)
     register(node, folder)
