@@ -21,6 +21,7 @@ from clipper.settings.grpc import GrpcSettings
 from clipper.settings.http import HttpSettings, TlsFiles, is_loopback, listener_troubles, query_tls, tls_troubles
 from clipper.settings.influx import InfluxSettings
 from clipper.settings.mesh import MeshSettings
+from clipper.settings.params import ParamsSettings
 from clipper.settings.server import ApplicationSettings, FeedbackSettings, Limits, ModelSettings, ServerSettings
 from clipper.settings.streams import ModelStreamSettings, StreamSettings
 from clipper.settings.tracing import TracingSettings
@@ -40,6 +41,7 @@ class Config(msgspec.Struct, frozen=True):
     docker: DockerSettings = DockerSettings()
     influx: InfluxSettings = InfluxSettings()
     mesh: MeshSettings = MeshSettings()
+    params: ParamsSettings = ParamsSettings()
     models: dict[str, ModelSettings] = {}
     apps: dict[str, ApplicationSettings] = {}
     streams: dict[str, StreamSettings] = {}
@@ -69,6 +71,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "docker": DockerSettings,
     "influx": InfluxSettings,
     "mesh": MeshSettings,
+    "params": ParamsSettings,
 }
 _NAMED: dict[str, type[msgspec.Struct]] = {
     "models": ModelSettings,

@@ -120,6 +120,13 @@ class UnknownTable(Unknown):
     slug = "unknown-table"
 
 
+class UnknownVariable(Unknown):
+    """No dense variable of this name has been pushed to these shards."""
+
+    noun = "variable"
+    slug = "unknown-variable"
+
+
 class UnknownPrediction(Unknown):
     """Feedback for a prediction that is not remembered: never made here, too old, or another application's."""
 

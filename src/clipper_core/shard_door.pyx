@@ -290,10 +290,14 @@ cdef class ShardDoor:
             raise_for(BAD_INPUT, f"descriptor {fd} cannot be listened at")
 
     def run(self):
-        """Until stop()."""
+        """Until stop(); then its connections are closed."""
+        cdef size_t i
         with nogil:
             while not self.state.stop.load(acquire):
                 _turn(self.state)
+            for i in range(self.state.callers.size()):
+                if self.state.callers[i].fd >= 0:
+                    _close(self.state, self.state.callers[i])
 
     def stop(self):
         self.state.stop.store(1, release)
@@ -413,6 +417,14 @@ cdef class ShardDoor:
 
     # -- followers
 
+    def hold(self):
+        """Pushes wait from here to resume(), by the same thread: for what must be read, or changed, as one. Not twice."""
+        with nogil:
+            self.state.still.lock()
+
+    def resume(self):
+        self.state.still.unlock()
+
     @property
     def log_fd(self):
         """Readable when an answer waits for followers."""
@@ -467,11 +479,12 @@ cdef class ShardDoor:
         self.state.log.guard.unlock()
 
     def follow(self, u32 number, *, bint waited=False):
-        """Follower `number` (below 8) hears of changes from now on; waited: a push is answered when it has them."""
+        """Follower `number` (below 8) hears of changes from now on; waited: a push is answered when it has them. It has nothing
+        until it acknowledges: not even what came before."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.on, one.waited, one.lost = True, waited, False
-        one.taken = one.acknowledged = self.state.log.position()
+        one.taken, one.acknowledged = self.state.log.position(), 0
         self.state.log.guard.unlock()
 
     def unfollow(self, u32 number):

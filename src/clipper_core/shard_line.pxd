@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 from clipper_core.embedding_rows cimport Rows
 from clipper_core.http_bytes cimport Bytes, Post
 from clipper_core.machine cimport atomic, u8, u32, u64
-from clipper_core.shard_log cimport ShardLog
+from clipper_core.shard_log cimport ShardLog, mutex
 
 cdef extern from "shard_line.hpp" namespace "clipper" nogil:
     cdef enum ShardKind:
@@ -83,6 +83,7 @@ cdef cppclass DoorState:
     Post post                   # of Reply
     Post calls                  # of Call
     ShardLog log
+    mutex still                 # held while a push is applied and noted: who has it reads rows that belong together
     u64 frame_bytes_max
     u32 connections_max
     atomic[u32] stop

@@ -129,6 +129,7 @@ cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, co
     if not distinct_init(&distinct, ids, h.rows):
         _refuse(s, c, h, NO_MEMORY, h.rows)
         return
+    s.still.lock()
     stride = stride_of(&place.rows.rule, place.pushes.fetch_add(1, acq_rel) + 1, scale)
     rows_push(place.rows, &stride, ids, &distinct, gradients, place.spare, s.stamp.load(relaxed), &pushed)
     free(distinct.slots)
@@ -136,6 +137,7 @@ cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, co
     s.pushes.fetch_add(1, relaxed)
     s.pushed.fetch_add(pushed.applied, relaxed)
     _hold_or_answer(s, c, h, ids, h.rows, False)
+    s.still.unlock()
 
 
 cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:

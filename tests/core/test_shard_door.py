@@ -390,3 +390,31 @@ def test_numbers_of_connections_are_used_again(shard: Shard) -> None:
         assert one.hear()[0]["kind"] == ANSWER
         assert whom[0] <= 1
         one.socket.close()
+
+
+def test_pushes_wait_while_it_is_held(shard: Shard, worker: Worker) -> None:
+    shard.door.hold()
+    worker.send_push([1, 2], ones(2))
+    assert worker.is_silent()
+    assert len(shard.table) == 0
+    shard.door.resume()
+    assert worker.hear()[0]["kind"] == ANSWER
+    assert len(shard.table) == 2
+
+
+def test_a_follower_that_begins_has_nothing(shard: Shard, worker: Worker) -> None:
+    worker.push([1], ones(1))
+    shard.door.follow(0, waited=True)
+    worker.send_push([2], ones(1))
+    assert worker.is_silent()
+    shard.door.acknowledge(0, 1)
+    assert worker.is_silent()
+    shard.door.follow(0, waited=True)
+    assert shard.door.sure() == 0, "it began anew, and what it had is not counted on"
+    shard.door.acknowledge(0, shard.door.position)
+    assert worker.hear()[0]["kind"] == ANSWER
+
+
+def test_connections_are_closed_at_the_end(shard: Shard, worker: Worker) -> None:
+    shard.door.stop()
+    assert worker.socket.recv(1) == b""

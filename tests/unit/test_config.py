@@ -310,7 +310,7 @@ def test_every_key_is_described() -> None:
             assert row.range
     whole = Config()
     sections = (whole.server, whole.limits, whole.batching, whole.feedback, whole.http, whole.grpc, whole.tracing, whole.docker)
-    sections = (*sections, whole.influx, whole.mesh)
+    sections = (*sections, whole.influx, whole.mesh, whole.params)
     expected = sum(len(msgspec.structs.fields(section)) for section in sections)
     for named in (ModelSettings, ApplicationSettings, StreamSettings, ModelStreamSettings):
         expected += len(msgspec.structs.fields(named))

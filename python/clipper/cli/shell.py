@@ -16,6 +16,7 @@ from clipper.cli.looking import history, models, stats
 from clipper.cli.mesh import mesh
 from clipper.cli.models import deploy, promote, retire, rollback, scale
 from clipper.cli.node import node
+from clipper.cli.params import params
 from clipper.cli.profiling import profile
 from clipper.cli.querying import feedback, predict
 from clipper.cli.registry import registry
@@ -135,7 +136,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 for _verb in (
     init, up, down, config, export, import_, models, apps, app, deploy, promote, rollback, scale, retire, link, unlink, challenge,
     shadow, ps, top, logs, history, stats, predict, feedback, key, bench, profile, rollout,
-    mesh, registry, node, cluster,
+    mesh, registry, node, cluster, params,
 ):  # fmt: skip
     main.add_command(_verb)
 for _verb in (dockerfile, compose, kubernetes):

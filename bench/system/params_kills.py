@@ -1,0 +1,159 @@
+"""Kills of shards: a set of real processes, one killed again and again while workers push; each acknowledged push is there, once.
+
+Workers push rows of minus ones, and steps of a model, at sgd with rate 1 from zeros: a row's value is the count of pushes that
+reached it, so one that is lost, or applied twice, is a number that is wrong. Shards are killed by SIGKILL at seeded instants, one
+at a time: two are one more than one replica is for. A probe pulls from the killed shard and pushes to it, and says how long that
+took. A push is answered when the shard's replica is whole again, so the next kill may be of any shard.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Goal, Row, Sample, row
+from clipper.params import Client, TableSpec
+from clipper.params.local import LocalSet
+from clipper.settings.params import ParamsSettings
+
+SHARDS, WORKERS, ROWS = 3, 2, 24
+LIFE = 25  # kills of one set; then another begins
+TABLE = TableSpec("counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+PATIENCE_S = 60.0
+PROBE = 1 << 40  # ids that only the probe uses
+
+
+@dataclass
+class Found:
+    """wrong: what was lost or applied twice, in words.  pulls_s, pushes_s: from the kill to the first answer."""
+
+    acknowledged: int = 0
+    pulls_s: list[float] = field(default_factory=list)
+    pushes_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, other: "Found", name: str) -> None:
+        self.acknowledged += other.acknowledged
+        self.pulls_s += other.pulls_s
+        self.pushes_s += other.pushes_s
+        self.wrong += [f"{name}: {text}" for text in other.wrong]
+
+
+class Worker(threading.Thread):
+    """Pushes its own rows, on all shards, and every third time a step of the model."""
+
+    def __init__(self, folder: str, number: int) -> None:
+        super().__init__(name=f"worker-{number}")
+        self.client, self.number = Client(folder, worker=number + 1, patience_s=PATIENCE_S), number
+        self.ids = np.arange(ROWS) + 1000 * number
+        self.pushes = self.models = 0
+        self.enough = threading.Event()
+        self.failed: Exception | None = None
+
+    def run(self) -> None:
+        minus: Any = -np.ones((ROWS, 2), np.float32)
+        try:
+            while not self.enough.is_set():
+                if self.pushes % 3 == 2:
+                    gradients: Any = {f"w{self.number}-{i}": -np.ones(1, np.float32) for i in range(SHARDS)}
+                    self.client.push_gradients(gradients, {TABLE.name: (self.ids, minus)})
+                    self.models += 1
+                else:
+                    self.client.push(TABLE.name, self.ids, minus)
+                self.pushes += 1
+        except Exception as error:
+            self.failed = error
+
+
+def kill(local: LocalSet, shard: int, found: Found) -> None:
+    """One, and until it answers a pull and a push again."""
+    pid = local.pids().get(shard)
+    if pid is None:
+        return
+    began_s = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    ids = np.array([PROBE * SHARDS + shard])
+    with Client(str(local.folder), patience_s=PATIENCE_S) as probe:
+        probe.call(shard, "tables")
+        probe.pull(TABLE.name, ids)
+        found.pulls_s.append(time.monotonic() - began_s)
+        zeros: Any = np.zeros((1, 2), np.float32)
+        probe.push(TABLE.name, ids, zeros)
+        found.pushes_s.append(time.monotonic() - began_s)
+
+
+def check(workers: list[Worker], client: Client, found: Found) -> None:
+    variables = client.pull_variables()[1]
+    for worker in workers:
+        if worker.failed is not None:
+            found.wrong.append(f"worker {worker.number}: {worker.failed!r}")
+        rows = client.pull(TABLE.name, worker.ids)
+        if not (rows == worker.pushes).all():
+            said = sorted(set(rows.ravel().tolist()))
+            found.wrong.append(f"worker {worker.number}: {worker.pushes} pushes, and rows say {said}")
+        for i in range(SHARDS):
+            value = float(variables[f"w{worker.number}-{i}"][0])
+            if value != worker.models:
+                found.wrong.append(f"worker {worker.number}: {worker.models} models, and w{worker.number}-{i} says {value}")
+        found.acknowledged += worker.pushes
+
+
+def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Found:
+    """One set, so many kills. pause_s: at most, between them."""
+    draw, found = random.Random(seed), Found()
+    with tempfile.TemporaryDirectory(prefix="clipper-") as folder:
+        given = {"shards": SHARDS, "replicas": 1, "folder": folder, "snapshot_s": 0.0, **settings}
+        local = LocalSet(ParamsSettings(**given)).start()
+        workers: list[Worker] = []
+        try:
+            local.wait_ready(PATIENCE_S)
+            with Client(folder, patience_s=PATIENCE_S) as client:
+                client.create(TABLE)
+                names = [f"w{k}-{i}" for k in range(WORKERS) for i in range(SHARDS)]
+                zero: Any = np.zeros(1, np.float32)
+                client.push_model(dict.fromkeys(names, zero), optimizer="sgd", optimizer_settings={"rate": 1.0})
+                workers = [Worker(folder, k) for k in range(WORKERS)]
+                for worker in workers:
+                    worker.start()
+                for _ in range(kills):
+                    time.sleep(draw.uniform(0, pause_s))
+                    kill(local, draw.randrange(SHARDS), found)
+                for worker in workers:
+                    worker.enough.set()
+                for worker in workers:
+                    worker.join()
+                check(workers, client, found)
+        finally:
+            for worker in workers:
+                worker.enough.set()
+                worker.join()
+                worker.client.close()
+            local.stop(snapshot=False)
+    return found
+
+
+def main(quick: bool, kills: int | None = None, seed: int | None = None) -> list[Row]:
+    total = kills if kills is not None else 3 if quick else 200
+    seed = seed if seed is not None else random.SystemRandom().randrange(1 << 30)
+    print(f"params_kills: {total} kills, --seed {seed}", file=sys.stderr)
+    found = Found()
+    for at in range(0, total, LIFE):
+        found.add(life(min(LIFE, total - at), seed + at // LIFE), f"seed {seed + at // LIFE}")
+        print(f"{len(found.pulls_s)} kills, {found.acknowledged} pushes, {len(found.wrong)} wrong", file=sys.stderr)
+    note = f"seed {seed}; {found.acknowledged} pushes acknowledged" + "".join(f"; {text}" for text in found.wrong)
+    return [
+        row(f"{total} kills of shards, a waited replica: wrong afterwards", float(len(found.wrong)), "findings",
+            goal=Goal("value_at_most", 0), note=note),
+        row("from a kill to the next pull, the slowest", max(found.pulls_s), "s", goal=Goal("value_at_most", 2.0)),
+        row("from a kill to the next pull", Sample(tuple(found.pulls_s)), "s"),
+        row("from a kill to the next push", Sample(tuple(found.pushes_s)), "s"),
+    ]  # fmt: skip

@@ -1,0 +1,246 @@
+"""`clipper params VERB`: a set of shards of the parameter server on this host, from its start to its end."""
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clipper.cli.verbs import Verbs
+from clipper.errors import ClipperError, NoServer
+
+_EXIT_STILL_THERE = 1
+_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.group(cls=Verbs, short_help="Tables of parameters, on processes of their own.")
+def params() -> None:
+    """Shards that keep tables of parameters: trained and served at once.
+
+    \b
+    clipper params up --shards 4 --replicas 1
+    clipper params ps
+    clipper params down
+    """
+
+
+def _of_folder(verb: Callable[..., None]) -> Callable[..., None]:
+    option = click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+    return option(click.option("--json", "as_json", is_flag=True, help="Print as JSON.")(verb))
+
+
+def _folder(given: Path | None) -> Path:
+    from clipper.config import load
+
+    file = Path("clipper.toml")
+    return given if given is not None else Path(load(file if file.exists() else None).params.folder)
+
+
+def _show(said: Any, as_json: bool, text: str) -> None:
+    click.echo(json.dumps(said, indent=2) if as_json else text)
+
+
+@params.command(short_help="Start a set of shards, and keep it running.")
+@click.argument("file", metavar="[FILE]", required=False, type=_FILE)
+@click.option("--shards", type=click.IntRange(1, 1024), help="Processes.  [params.shards]")
+@click.option("--replicas", type=click.IntRange(0, 7), help="Of each shard, in those after it.  [params.replicas]")
+@click.option("--replication", type=click.Choice(["waited", "periodic"]), help="[params.replication]")
+@click.option("--folder", type=_FOLDER, help="Addresses, epochs, logs, snapshots.  [params.folder]")
+@click.option("--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]")
+def up(file: Path | None, **given: Any) -> None:
+    """Start shards as processes, and start again those that end, until this command ends.
+
+    FILE is a TOML file with a section [params]; clipper.toml of this folder when it is there.
+
+    \b
+    clipper params up --shards 4 --replicas 1 --folder shop
+    clipper params up clipper.toml
+    """
+    from clipper.config import load
+    from clipper.params.local import LocalSet
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    here = Path("clipper.toml")
+    wanted = {key: str(value) if isinstance(value, Path) else value for key, value in given.items() if value is not None}
+    settings = load(file or (here if here.exists() else None), **({"params": wanted} if wanted else {})).params
+    ends, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakes)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    shards = LocalSet(settings).start()
+    try:
+        shards.wait_ready()
+        click.echo(f"{settings.shards} shards serve. Workers: clipper.params.Client({str(shards.folder)!r})")
+        select.select([ends], [], [])
+    finally:
+        shards.stop()
+
+
+@params.command(short_help="What each shard has, and how it does.")
+@_of_folder
+def ps(folder: Path | None, as_json: bool) -> None:
+    """Show each shard: its rows, pushes, replicas, and the snapshots of the set.
+
+    \b
+    clipper params ps --folder shop
+    """
+    from clipper.params.line import Line, addresses_in
+    from clipper.params.replication import asked
+    from clipper.params.snapshots import sets_in
+
+    place = _folder(folder)
+    addresses, token = addresses_in(place)
+    found: list[dict[str, Any]] = []
+    for shard in range(len(addresses)):
+        line = Line(shard, addresses.__getitem__, token, 0, 5.0)
+        try:
+            found.append(asked(line, "stats")[1])
+        except (OSError, ClipperError) as error:
+            found.append({"shard": shard, "away": str(error)})
+        finally:
+            line.close()
+    sets = [{"number": one.number, "shards": one.shards, "complete": one.complete,
+             "rows": sum(p.rows for p in one.parts), "nbytes": sum(p.nbytes for p in one.parts)}
+            for one in sets_in(place / "snapshots")]  # fmt: skip
+    _show({"shards": found, "snapshots": sets}, as_json, _table(found, sets))
+
+
+def _table(shards: list[dict[str, Any]], sets: list[dict[str, Any]]) -> str:
+    lines = [f"{'shard':>5}  {'state':9} {'epoch':>5} {'version':>9} {'rows':>10} {'MiB':>8} {'pushes':>9} {'behind':>7}"]
+    for one in shards:
+        if "away" in one:
+            lines.append(f"{one['shard']:>5}  away      {one['away']}")
+            continue
+        state = "exposed" if one["exposed"] else "serves" if one["ready"] else "recovers"
+        rows = sum(table["rows"] for table in one["tables"].values())
+        behind = max((f["behind"] for f in one["followers"] if f["on"]), default=0)
+        door = one["door"]
+        lines.append(f"{one['shard']:>5}  {state:9} {door['epoch']:>5} {door['version']:>9} {rows:>10}"
+                     f" {one['nbytes'] / (1 << 20):>8.1f} {door['pushes']:>9} {behind:>7}")  # fmt: skip
+    for one in sets[-5:]:
+        state = "complete" if one["complete"] else "not of all shards"
+        size = f"{one['rows']} rows, {one['nbytes'] / (1 << 20):.1f} MiB"
+        lines.append(f"snapshot {one['number']}: {size}, {one['shards']} shards, {state}")
+    return "\n".join(lines)
+
+
+@params.command(short_help="Rows of a table, by their ids.")
+@click.argument("table")
+@click.argument("ids", nargs=-1, required=True, type=int)
+@_of_folder
+def pull(table: str, ids: tuple[int, ...], folder: Path | None, as_json: bool) -> None:
+    """Print rows of TABLE.
+
+    \b
+    clipper params pull users 3 17 --folder shop
+    """
+    from clipper.params import Client
+
+    with Client(_folder(folder)) as client:
+        rows = client.pull(table, ids).tolist()
+    text = "\n".join(f"{one}: {' '.join(f'{value:.6g}' for value in row)}" for one, row in zip(ids, rows, strict=True))
+    _show({str(one): row for one, row in zip(ids, rows, strict=True)}, as_json, text)
+
+
+@params.command(short_help="Write all of a running set to disk.")
+@click.option("--whole", is_flag=True, help="Not only what has changed since the last.")
+@_of_folder
+def snapshot(folder: Path | None, as_json: bool, whole: bool) -> None:
+    """Take a snapshot of every shard, under one number.
+
+    \b
+    clipper params snapshot --folder shop
+    """
+    from clipper.params.line import addresses_in
+    from clipper.params.local import snapshot_all
+
+    place = _folder(folder)
+    addresses, token = addresses_in(place)
+    said = snapshot_all(addresses, token, place, whole=whole)
+    _show(said, as_json, f"snapshot {said['number']}: {said['rows']} rows, {said['nbytes']} bytes")
+
+
+@params.command(short_help="Go back to a snapshot.")
+@click.option("--from", "source", type=_FOLDER, help="Another set's folder, or its snapshots.  [this set's own]")
+@click.option("--number", type=click.IntRange(1), default=0, help="Which one.  [the newest that is complete]")
+@_of_folder
+def restore(folder: Path | None, as_json: bool, source: Path | None, number: int) -> None:
+    """Make a snapshot what the shards of a set that does not run read when it next starts. Newer ones are set aside.
+
+    \b
+    clipper params restore --folder shop --number 12
+    clipper params restore --folder shop --from backup/shop
+    """
+    from clipper.params.local import restore as restored
+
+    place = _folder(folder)
+    said = restored(place, source or place, number)
+    _show({"number": said}, as_json, f"snapshot {said} is what is read at the next start: clipper params up --folder {place}")
+
+
+@params.command(short_help="Change how many shards a set has.")
+@click.option("--shards", type=click.IntRange(1, 1024), required=True, help="From the next start on.")
+@_of_folder
+def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
+    """Change how many shards a set that does not run has: each will read all parts of the last snapshots, and keep what is its.
+
+    \b
+    clipper params down --folder shop
+    clipper params reshard --folder shop --shards 6
+    clipper params up --folder shop --shards 6
+    """
+    from clipper.params.local import reshard as resharded
+
+    place = _folder(folder)
+    said = resharded(place, shards)
+    text = f"{shards} shards will read snapshot {said}: clipper params up --folder {place} --shards {shards}"
+    _show({"shards": shards, "number": said}, as_json, text)
+
+
+@params.command(short_help="End the set that `clipper params up` began.")
+@click.option("--wait", "wait_s", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="Seconds, for its end.")
+@_of_folder
+def down(folder: Path | None, as_json: bool, wait_s: float) -> None:
+    """End the shards, with a snapshot of all, and wait until they are gone. Exit code 1 when they are still there after --wait.
+
+    \b
+    clipper params down --folder shop
+    """
+    from clipper.params.local import supervisor_of
+
+    place = _folder(folder)
+    pid = supervisor_of(place)
+    if not pid:
+        raise NoServer(f"no set of shards runs in {place}.", hint="clipper params up --folder ...")
+    process = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], wait_s)[0]:
+            click.echo(f"process {pid} is still there after {wait_s:g} s", err=True)
+            sys.exit(_EXIT_STILL_THERE)
+    finally:
+        os.close(process)
+    _show({"pid": pid}, as_json, f"ended the shards of {place} (process {pid})")
+
+
+@params.command(short_help="Be one shard of a set.")
+@click.argument("number", type=click.IntRange(0))
+@click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+def shard(number: int, folder: Path | None) -> None:
+    """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for supervisors of your own.
+
+    \b
+    clipper params shard 0 --folder shop
+    """
+    from clipper.params.server import run
+    from clipper.params.standby import place_in
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    sys.exit(run(place_in(_folder(folder).absolute(), number)))

@@ -1,0 +1,343 @@
+"""A set of shards as processes on this host: started, watched, started again under the same addresses.
+
+`clipper params up` is this in the foreground. Its folder: shards.json (addresses and token, for clients and shards), a folder and
+a log for each shard, snapshots/ of all.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clipper.errors import AlreadyExists, ClipperError, ConfigError, DoesNotFit, InvalidInput, ShardAway
+from clipper.params.line import SHARDS_FILE, Line, addresses_in
+from clipper.params.recovery import written
+from clipper.params.replication import asked
+from clipper.params.snapshots import newest_of, parts_in, sets_in
+from clipper.settings.params import ParamsSettings
+
+log = logging.getLogger("clipper.params")
+GRACE_S = 30.0  # from SIGTERM to SIGKILL: a last snapshot
+QUICK_S = 2.0  # a shard that lives less long
+QUICK_MAX = 3  # so often in a row is started again after a pause
+PAUSE_S_MAX = 5.0
+STANDBY_S = 0.1  # after a start, before the next process is made to stand by
+UNIX_PATH_MAX = 100
+
+
+def told_in(folder: Path) -> dict[str, Any]:
+    """What shards.json says. {}: there is none."""
+    try:
+        said: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
+        return said
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
+
+
+def supervisor_of(folder: Path) -> int:
+    """The process that runs the set; 0: none does."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return 0
+    except BlockingIOError:
+        return int(told_in(folder).get("pid", 0))
+    finally:
+        os.close(fd)
+
+
+def snapshot_all(addresses: list[str], token: str, folder: Path, *, whole: bool = False) -> dict[str, Any]:
+    """One number for all shards. Raises ShardAway and what a shard refuses with, of the first that fails."""
+    number = 1 + max((one.number for one in sets_in(folder / "snapshots")), default=0)
+    parts = []
+    for shard in range(len(addresses)):
+        line = Line(shard, addresses.__getitem__, token, 0, 600.0)
+        try:
+            parts.append(asked(line, "snapshot", number=number, whole=whole)[1])
+        except OSError as error:
+            raise ShardAway(f"{line.name}: {error}.", hint="`clipper params ps` tells who runs.") from None
+        finally:
+            line.close()
+    return {"number": number, "rows": sum(p["rows"] for p in parts), "nbytes": sum(p["nbytes"] for p in parts), "parts": parts}
+
+
+class _Process:
+    """A process, standing by or a shard. Threads: the supervising one."""
+
+    def __init__(self, folder: Path) -> None:
+        words = [sys.executable, "-X", "faulthandler", "-m", "clipper.params.standby", str(os.getpid())]
+        with open(folder / "standby.log", "ab") as said:
+            self.popen = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
+        self.pid_fd = os.pidfd_open(self.popen.pid)
+        self.number = -1
+        self.began_s = time.monotonic()
+
+    def become(self, number: int, folder: Path) -> None:
+        """Raises OSError when it is gone."""
+        self.number, self.began_s = number, time.monotonic()
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps({"number": number, "folder": str(folder)}).encode() + b"\n")
+        self.popen.stdin.flush()
+
+    def reap(self) -> int:
+        code = self.popen.wait()
+        os.close(self.pid_fd)
+        with contextlib.suppress(OSError):
+            if self.popen.stdin is not None:
+                self.popen.stdin.close()
+        return code
+
+
+class LocalSet:
+    """start(), then clients may connect to `folder`; stop(). Threads: any.
+
+    Another number of shards than the folder has needs `reshard` first. Raises ConfigError, AlreadyExists (another runs it).
+    """
+
+    def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
+        self.settings, self.folder = settings, Path(settings.folder).absolute()
+        if settings.replicas >= settings.shards:
+            raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.addresses, self.token = self._told()
+        except BlockingIOError:
+            os.close(self._lock)
+            hint = "clipper params down, or another folder."
+            raise AlreadyExists(f"a set of shards runs in {self.folder}.", hint=hint) from None
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._shards: dict[int, _Process] = {}
+        self._standby: _Process | None = None
+        self._quick = [0] * settings.shards
+        self._due: list[tuple[float, Callable[[], None]]] = []
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self.restarts = 0
+        self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
+
+    def _told(self) -> tuple[list[str], str]:
+        """Writes shards.json; a token that was made up stays what it was."""
+        settings, before = self.settings, told_in(self.folder)
+        there = len(before.get("addresses", [])) or settings.shards
+        if there != settings.shards:
+            hint = f"clipper params reshard --folder {self.folder} --shards {settings.shards}"
+            raise DoesNotFit(f"the set in {self.folder} has {there} shards, not {settings.shards}.", hint=hint)
+        token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
+        addresses = [self._address(i) for i in range(settings.shards)]
+        public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(self.folder)))
+        said = {"addresses": addresses, "token": token, "pid": os.getpid(), "settings": public}
+        written(self.folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
+        os.chmod(self.folder / SHARDS_FILE, 0o600)
+        return addresses, token
+
+    def _address(self, shard: int) -> str:
+        if self.settings.address != "unix":
+            host, _, port = self.settings.address.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ConfigError(f"params.address = {self.settings.address!r}: `unix`, or HOST:PORT.")
+            return f"tcp:{host}:{int(port) + shard}"
+        path = self.folder / f"shard-{shard}.sock"
+        if len(str(path)) > UNIX_PATH_MAX:
+            raise ConfigError(f"{path} is too long for a socket.", hint="Name a folder with a shorter path, or params.address.")
+        return f"unix:{path}"
+
+    # -- any thread
+
+    def start(self) -> "LocalSet":
+        self._thread.start()
+        return self
+
+    def wait_ready(self, patience_s: float = 60.0) -> None:
+        """Until every shard serves. Raises ShardAway."""
+        until = time.monotonic() + patience_s
+        for shard in range(len(self.addresses)):
+            why = "it does not answer"
+            while time.monotonic() < until:
+                line = Line(shard, self.addresses.__getitem__, self.token, 0, 5.0)
+                try:
+                    if asked(line, "stats")[1]["ready"]:
+                        break
+                    why = "it recovers"
+                except (OSError, ClipperError) as error:
+                    why = str(error)
+                finally:
+                    line.close()
+                time.sleep(0.02)
+            else:
+                raise ShardAway(f"shard {shard} does not come up: {why}.", hint=f"Its log: {self.folder / f'shard-{shard}.log'}")
+
+    def pids(self) -> dict[int, int]:
+        """Of the shards that run."""
+        return {number: one.popen.pid for number, one in list(self._shards.items())}
+
+    def stop(self, *, snapshot: bool = True) -> None:
+        """snapshot: one of all, first."""
+        if snapshot and self._thread.is_alive():
+            try:
+                snapshot_all(self.addresses, self.token, self.folder)
+            except ClipperError as error:
+                log.warning("no snapshot of all shards before the end: %s", error)
+        self._stopping = True
+        self._posted.append(lambda: None)
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._wake)
+        os.close(self._lock)
+
+    # -- the supervising thread: children ask for a signal when the thread that made them ends
+
+    def _run(self) -> None:
+        for number in range(self.settings.shards):
+            self._start(number)
+        self._after(STANDBY_S, self._stand_by)
+        while not self._stopping:
+            self._turn()
+        self._end()
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        children = {one.pid_fd: one for one in [*self._shards.values(), *([self._standby] if self._standby else [])]}
+        for fd in children:
+            poll.register(fd, select.POLLIN)
+        wait_s = min((at for at, _ in self._due), default=time.monotonic() + 60) - time.monotonic()
+        for fd, _ in poll.poll(max(0.0, wait_s) * 1000):
+            if fd == self._wake:
+                os.eventfd_read(fd)
+            else:
+                self._ended(children[fd])
+        while self._posted:
+            self._posted.popleft()()
+        now = time.monotonic()
+        ready = [work for at, work in self._due if at <= now]
+        self._due = [(at, work) for at, work in self._due if at > now]
+        for work in ready:
+            work()
+
+    def _after(self, seconds: float, work: Callable[[], None]) -> None:
+        self._due.append((time.monotonic() + seconds, work))
+
+    def _stand_by(self) -> None:
+        if self._standby is None:
+            self._standby = _Process(self.folder)
+
+    def _start(self, number: int) -> None:
+        one, self._standby = self._standby or _Process(self.folder), None
+        self._shards[number] = one
+        with contextlib.suppress(OSError):  # it is gone: _ended will hear of it
+            one.become(number, self.folder)
+        self._after(STANDBY_S, self._stand_by)
+
+    def _ended(self, one: _Process) -> None:
+        code = one.reap()
+        if one is self._standby:
+            self._standby = None
+            self._after(STANDBY_S, self._stand_by)
+            return
+        number = one.number
+        del self._shards[number]
+        self.restarts += 1
+        self._quick[number] = self._quick[number] + 1 if time.monotonic() - one.began_s < QUICK_S else 0
+        late = self._quick[number] - QUICK_MAX
+        pause_s = min(PAUSE_S_MAX, 0.1 * 2**late) if late >= 0 else 0.0
+        log.warning("shard %d ended (%s); it is started again%s", number, _exit(code), f" in {pause_s:g} s" if pause_s else "")
+        if pause_s:
+            self._after(pause_s, lambda: self._start(number))
+        else:
+            self._start(number)
+
+    def _end(self) -> None:
+        every = [*self._shards.values(), *([self._standby] if self._standby else [])]
+        for one in every:
+            one.popen.send_signal(signal.SIGTERM)
+        until = time.monotonic() + GRACE_S
+        for one in every:
+            try:
+                one.popen.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("shard %d does not end: it is killed", one.number)
+                one.popen.kill()
+            one.reap()
+        self._shards.clear()
+
+
+def _exit(code: int) -> str:
+    return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def reshard(folder: Path, shards: int) -> int:
+    """Of a set that does not run: how many shards it has from the next start on. -> the snapshot that they will read"""
+    if supervisor_of(folder):
+        raise DoesNotFit(f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}")
+    addresses, _ = addresses_in(folder)
+    chains = newest_of(parts_in(folder / "snapshots"), len(addresses))
+    if not chains:
+        hint = "Start it, and end it by `clipper params down`."
+        raise DoesNotFit(f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint)
+    said = told_in(folder)
+    said["addresses"] = [f"unix:{folder.absolute()}/shard-{i}.sock" for i in range(shards)]
+    said["settings"]["shards"] = shards
+    said["settings"]["replicas"] = min(said["settings"].get("replicas", 0), shards - 1)
+    written(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
+    os.chmod(folder / SHARDS_FILE, 0o600)
+    return max(chain[-1].number for chain in chains)
+
+
+def restore(folder: Path, source: Path, number: int = 0) -> int:
+    """Of a set that does not run: that snapshot (0: the newest complete one) of `source` is what its shards read next; newer ones
+    of its own are set aside. -> its number"""
+    if supervisor_of(folder):
+        raise DoesNotFit(f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}")
+    root = source / "snapshots" if (source / "snapshots").is_dir() else source
+    complete = [one for one in sets_in(root) if one.complete and number in (0, one.number)]
+    if not complete:
+        which = f" {number}" if number else ""
+        raise InvalidInput(f"{root} has no complete snapshot{which}.", hint="`clipper params ps` lists them.")
+    chosen, own = complete[-1], folder / "snapshots"
+    if root.absolute() != own.absolute():
+        _set_aside(own, 0)
+        _copied(root, own, chosen.number)
+    else:
+        _set_aside(own, chosen.number)
+    return chosen.number
+
+
+def _set_aside(root: Path, after: int) -> None:
+    aside = root / f"aside-{time.strftime('%Y%m%d-%H%M%S')}"
+    for one in root.glob("version-*"):
+        if int(one.name.removeprefix("version-")) > after:
+            aside.mkdir(exist_ok=True)
+            one.rename(aside / one.name)
+
+
+def _copied(root: Path, own: Path, upto: int) -> None:
+    import shutil
+
+    for one in root.glob("version-*"):
+        if int(one.name.removeprefix("version-")) <= upto:
+            shutil.copytree(one, own / one.name)

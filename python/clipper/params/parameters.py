@@ -1,0 +1,157 @@
+"""What one shard has: embedding tables in the order they were made, and dense variables. A replica of it is another of these.
+
+It travels in pieces: maps that `frames.packed` takes. A piece says of rows, of removed ids, of variables what they are, not how
+they came to be, so a piece that comes twice does no harm. A snapshot on disk, a replica's first copy, the changes that follow
+and what a relaunched shard reads are all pieces.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clipper.errors import InvalidInput, TypeConflict, UnknownTable
+from clipper.params.dense import Dense
+from clipper.params.tables import TableSpec
+from clipper_core.embedding import Table
+
+Ids = npt.NDArray[np.int64]
+Piece = dict[str, Any]
+Cursor = list[int]  # [table, position]; after the last table [tables, variable]
+DENSE = 1024  # where a shard's log has changed variables: the number of no table
+PIECE_BYTES = 4 << 20
+TABLES_MAX = 1024
+
+
+class Parameters:
+    """Threads: tables any; the rest one at a time."""
+
+    def __init__(self) -> None:
+        self.specs: list[TableSpec] = []
+        self.tables: list[Table] = []
+        self.dense = Dense()
+
+    def number(self, name: str) -> int:
+        """Raises UnknownTable."""
+        for number, spec in enumerate(self.specs):
+            if spec.name == name:
+                return number
+        raise UnknownTable.named(str(name), [spec.name for spec in self.specs])
+
+    def numbers(self) -> dict[str, int]:
+        return {spec.name: number for number, spec in enumerate(self.specs)}
+
+    def create(self, spec: TableSpec) -> tuple[int, bool]:
+        """(its number, whether it is new). Raises InvalidInput; TypeConflict where another has the name."""
+        for number, there in enumerate(self.specs):
+            if there.name == spec.name:
+                if there != spec:
+                    raise TypeConflict(f"table {spec.name!r} is there, and another: {_difference(there, spec)}.")
+                return number, False
+        if len(self.specs) >= TABLES_MAX:
+            raise InvalidInput(f"table {spec.name!r} is one too many: a shard has at most {TABLES_MAX}.")
+        self.tables.append(spec.check().made())
+        self.specs.append(spec)
+        return len(self.specs) - 1, True
+
+    @property
+    def rows(self) -> int:
+        return sum(len(table) for table in self.tables)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self.tables) + sum(v.value.nbytes + v.state.nbytes for v in self.dense.variables)
+
+    # -- out
+
+    def shape(self) -> Piece:
+        """What is known without rows: it goes before them."""
+        return {
+            "tables": [msgspec.to_builtins(spec) for spec in self.specs],
+            "steps": [table.steps for table in self.tables],
+            "dense": self.dense.said(),
+        }
+
+    def piece(self, cursor: Cursor) -> tuple[Piece, Cursor | None]:
+        """Some of all, from a place on; [0, 0] begins. -> and where the next begins"""
+        table, at = cursor
+        if table < len(self.tables):
+            one = self.tables[table]
+            ids, rows, stamps, following = one.walk(at, max(1, PIECE_BYTES // (4 * one.width)))
+            part = {"table": table, "ids": ids, "rows": rows, "stamps": stamps}
+            head = {"tables": self.shape()["tables"]} if at == 0 else {}  # it may have been made since the walk began
+            return {**head, "rows": [part]}, [table, following] if following is not None else [table + 1, 0]
+        found, size = [], 0
+        while at < len(self.dense) and size < PIECE_BYTES:
+            found += self.dense.read([at])
+            size += found[-1]["value"].nbytes + found[-1]["state"].nbytes
+            at += 1
+        return {"variables": found}, [table, at] if at < len(self.dense) else None
+
+    def pieces(self) -> Iterator[Piece]:
+        """All. Rows that change meanwhile are whole, as they were at some moment."""
+        yield self.shape()
+        cursor: Cursor | None = [0, 0]
+        while cursor is not None:
+            part, cursor = self.piece(cursor)
+            yield part
+
+    def of(self, changed: Mapping[int, Ids]) -> Piece:
+        """Rows and variables by their ids; those that are not there any more are said to be gone."""
+        return {
+            "rows": [self._of_table(number, ids) for number, ids in changed.items() if number != DENSE],
+            "variables": self.dense.read(int(i) for i in changed.get(DENSE, ())),
+        }
+
+    def size_of(self, changed: Mapping[int, Ids]) -> int:
+        """Bytes that `of` would have."""
+        rows = sum(ids.size * 4 * self.tables[number].width for number, ids in changed.items() if number != DENSE)
+        variables = (self.dense.variables[int(i)] for i in changed.get(DENSE, ()))
+        return rows + sum(v.value.nbytes + v.state.nbytes for v in variables)
+
+    def chunks(self, changed: Mapping[int, Ids]) -> Iterator[dict[int, Ids]]:
+        """The same ids, some at a time."""
+        for number, ids in changed.items():
+            each = 1 if number == DENSE else max(1, PIECE_BYTES // (4 * self.tables[number].width))
+            for at in range(0, ids.size, each):
+                yield {number: ids[at : at + each]}
+
+    def _of_table(self, number: int, ids: Ids) -> Piece:
+        found, rows, stamps = self.tables[number].read(ids)
+        if found.all():
+            return {"table": number, "ids": ids, "rows": rows, "stamps": stamps}
+        return {"table": number, "ids": ids[found], "rows": rows[found], "stamps": stamps[found], "gone": ids[~found]}
+
+    # -- in
+
+    def take(self, piece: Piece, shard: int = 0, shards: int = 1, mine: Any = None) -> None:
+        """A piece of another's. With `mine` (a function name -> shard of a variable) only what is shard's of `shards`."""
+        for said in piece.get("tables", ()):
+            self.create(msgspec.convert(said, TableSpec))
+        for table, steps in zip(self.tables, piece.get("steps", ()), strict=False):
+            table.steps = max(table.steps, int(steps))
+        if "dense" in piece:
+            self.dense.hear(piece["dense"])
+        for part in piece.get("rows", ()):
+            self._take_rows(part, shard, shards)
+        variables: Iterable[Mapping[str, Any]] = piece.get("variables", ())
+        self.dense.write(v for v in variables if mine is None or mine(str(v["name"]), shards) == shard)
+
+    def _take_rows(self, part: Mapping[str, Any], shard: int, shards: int) -> None:
+        table, ids = self.tables[part["table"]], part["ids"]
+        if shards > 1:
+            ours = np.mod(ids, shards) == shard
+            if not ours.all():
+                table.write(ids[ours], part["rows"][ours], part["stamps"][ours])
+                ids = ids[:0]
+        if ids.size:
+            table.write(ids, part["rows"], part["stamps"])
+        if "gone" in part:
+            table.remove(part["gone"])
+
+
+def _difference(one: TableSpec, other: TableSpec) -> str:
+    before, after = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
+    return ", ".join(f"{key} {before[key]!r} and {after[key]!r}" for key in before if before[key] != after[key])

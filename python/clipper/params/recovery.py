@@ -1,0 +1,216 @@
+"""How a shard comes back: under a higher epoch than any before it, with what the freshest of its replicas or snapshots has.
+
+"Freshest" is (epoch, version): a snapshot that an earlier life took counts less than a replica that a later one made, though its
+version be higher, since pushes between the two are of a past that was given up. A shard that finds nothing begins empty, and
+says to workers that its variables are not initialized: one of them pushes them again.
+"""
+
+import fcntl
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clipper.errors import AlreadyExists, ClipperError, StoreError
+from clipper.params.line import Line
+from clipper.params.parameters import Parameters, Piece
+from clipper.params.partition import shard_of_name
+from clipper.params.replication import asked
+
+log = logging.getLogger("clipper.params")
+PAUSE_S = 0.02
+WINDOW = 1024  # pushes of a worker that are remembered
+SEQUENCES = struct.Struct("<QQ16Q")
+
+
+class Recovered(NamedTuple):
+    """source: in words, for the log."""
+
+    parameters: Parameters
+    version: int
+    seen: dict[int, bytes]
+    epoch: int
+    source: str
+
+
+class Source(NamedTuple):
+    """Something to recover from. read: its pieces, `seen` and `version` among them; raises OSError or ClipperError.
+    others: it is of shards of another set, and only some of it is ours."""
+
+    epoch: int
+    version: int
+    name: str
+    read: Callable[[], Iterable[Piece]]
+    others: bool
+
+
+class Epochs:
+    """The epoch of a shard, in its folder, and the lock that lets one process at a time be it. No folder: no memory."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._lock = folder, -1
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            self._lock = -1
+            raise AlreadyExists(f"another process is the shard of {folder}.", hint="End it first.") from None
+
+    @property
+    def last(self) -> int:
+        """0: none before. Raises StoreError."""
+        if self._folder is None:
+            return 0
+        try:
+            return int((self._folder / "epoch").read_text())
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._folder / 'epoch'}: {error}.", hint="Write a number higher than any before.") from None
+
+    def begin(self, epoch: int) -> None:
+        """Kept before anybody is told. Raises StoreError."""
+        if self._folder is None:
+            return
+        try:
+            written(self._folder / "epoch", str(epoch).encode())
+        except OSError as error:
+            raise StoreError(f"{self._folder / 'epoch'}: {error.strerror}.") from None
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def written(path: Path, data: bytes) -> None:
+    """All of it or what was there before, whatever happens. Raises OSError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    synced(path.parent)
+
+
+def synced(folder: Path) -> None:
+    """The names in it are on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def recover(
+    shard: int,
+    shards: int,
+    lines: list[Line],
+    epochs: Epochs,
+    snapshots: Iterable[Source],
+    *,
+    patience_s: float,
+    stopping: Callable[[], bool],
+) -> Recovered:
+    """lines: to those that may have a replica; they are closed.  snapshots: newest first.  patience_s: for those that do not
+    answer, where this is not the first life. Raises StoreError."""
+    try:
+        before = epochs.last
+        found = _look(shard, lines, patience_s if before else 0.0, stopping)
+        older = list(snapshots)
+        epoch = 1 + max([before, *(int(said.get("known", 0)) for _, said in found), *(one.epoch for one in older)])
+        epochs.begin(epoch)
+        copies = _claimed(shard, epoch, found)
+        for source in sorted([*copies, *older], key=lambda one: (one.epoch, one.version), reverse=True):
+            try:
+                return _read(source, epoch, shard, shards)
+            except (OSError, ClipperError, ValueError, KeyError) as error:
+                log.warning("shard %d does not recover from %s: %s", shard, source.name, error)
+        return Recovered(Parameters(), 0, {}, epoch, "nothing: it begins empty")
+    finally:
+        for line in lines:
+            line.close()
+
+
+def _look(shard: int, lines: list[Line], patience_s: float, stopping: Callable[[], bool]) -> list[tuple[Line, Piece]]:
+    """What each that answers has of it."""
+    until, found, rest = time.monotonic() + patience_s, [], list(lines)
+    while rest:
+        for line in list(rest):
+            try:
+                found.append((line, asked(line, "replica", shard=shard)[1]))
+                rest.remove(line)
+            except (OSError, ClipperError):
+                line.close()
+        if time.monotonic() >= until or stopping():
+            break
+        if rest:
+            time.sleep(PAUSE_S)
+    return found
+
+
+def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[Source]:
+    """Followers hear of the epoch, and so have nothing more of lives before it; their copies stand still from here on."""
+    sources = []
+    for line, _ in found:
+        try:
+            said = asked(line, "replica", shard=shard, epoch=epoch)[1]
+        except (OSError, ClipperError) as error:
+            log.warning("shard %d: %s: %s", shard, line.name, error)
+            continue
+        if int(said["known"]) >= epoch:
+            raise StoreError(f"shard {shard} lives already, by epoch {said['known']}.", hint="End that process, or wait.")
+        if said["whole"]:
+            name = f"its replica in shard {line.number}"
+            sources.append(Source(said["epoch"], said["version"], name, _walk(shard, line, said), False))
+    return sources
+
+
+def _walk(shard: int, line: Line, said: Piece) -> Callable[[], Iterable[Piece]]:
+    def read() -> Iterable[Piece]:
+        yield {**said["shape"], "seen": said["seen"], "version": said["version"]}
+        cursor: Any = [0, 0]
+        while cursor is not None:
+            piece = asked(line, "get_replica", shard=shard, cursor=cursor)[1]
+            cursor = piece["next"]
+            yield piece
+
+    return read
+
+
+def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
+    parameters, version, seen = Parameters(), 0, dict[int, bytes]()
+    for piece in source.read():
+        if source.others:
+            parameters.take(piece, shard, shards, shard_of_name)
+            seen.update({worker: united(window, seen.get(worker)) for worker, window in piece.get("seen", {}).items()})
+        else:
+            parameters.take(piece)
+            seen.update(piece.get("seen", {}))
+        version = max(version, int(piece.get("version", 0)))
+    return Recovered(parameters, version, seen, epoch, source.name)
+
+
+def united(one: bytes, other: bytes | None) -> bytes:
+    """The pushes of a worker that either has seen: when a set has another number of shards, who takes a part over knows all."""
+    if other is None:
+        return one
+    (high, touched, *bits), (high_, touched_, *bits_) = SEQUENCES.unpack(one), SEQUENCES.unpack(other)
+    most, whole = max(high, high_), [0] * len(bits)
+    for top, words in ((high, bits), (high_, bits_)):
+        for n in range(max(1, most - WINDOW + 1), top + 1):
+            if top - n < WINDOW and words[n % WINDOW // 64] >> n % 64 & 1:
+                whole[n % WINDOW // 64] |= 1 << n % 64
+    return SEQUENCES.pack(most, max(touched, touched_), *whole)

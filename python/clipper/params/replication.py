@@ -1,0 +1,376 @@
+"""Replicas: a follower asks its primary what has changed, over and over, and has a copy of whole rows.
+
+Source: the parameter server's design document, "Embedding Replica" (shard i's replicas are in shards i+1 .. i+M; they pull), with
+three differences: rows come with their optimizer's state, with the version and the pushes seen; a primary has a place in its log
+for each follower, not a set that one of them clears for all; each life of a shard has an epoch, and followers refuse lower ones.
+
+Replies have serial numbers, for each follower its own. One that asks with the last serial has all of it; with the one before, it
+did not hear the answer, which is then said again; with any other it begins anew: a walk through everything, then what changed
+meanwhile. The old copy is kept until the new one is whole. Changed rows are read while pushes wait (`still`), so that a copy
+agrees with the pushes that it says it has seen; where too much has changed for that, they are read beside pushes, and such a
+copy agrees after the next reply.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from clipper.errors import ClipperError, ShardAway
+from clipper.params.frames import Head, Kind, packed, refusal, unpacked
+from clipper.params.line import Line, call
+from clipper.params.parameters import DENSE, Ids, Parameters, Piece
+from clipper_core.shard_door import ShardDoor
+
+log = logging.getLogger("clipper.params")
+STILL_BYTES_MAX = 4 << 20  # read while pushes wait: about a millisecond
+ROUNDS_MAX = 4  # of changes read beside pushes, before a new copy is made whole while they wait
+WAIT_S = 0.5  # of a long poll
+REPLICAS_MAX = 7
+ANEW = {"anew": True}
+
+
+@contextlib.contextmanager
+def still(door: ShardDoor) -> Iterator[None]:
+    """Pushes wait."""
+    door.hold()
+    try:
+        yield
+    finally:
+        door.resume()
+
+
+def asked(line: Line, name: str, **fields: Any) -> tuple[Head, Piece]:
+    """One call to another shard, once. Raises OSError, and what it refuses with."""
+    ask = call(name, **fields)
+    line.send(ask)
+    head = line.wait(ask)
+    if head.kind != Kind.ANSWER:
+        raise refusal(head, ask.body, line.name)
+    return head, unpacked(ask.body)
+
+
+# -- at the primary
+
+
+class Following:
+    """One follower, as its primary sees it. Threads: the answering one.
+
+    life: its own epoch.  left: pushes do not wait for it any more, until it has all again.
+    slot: its number in the log.  serial: of the last reply.  position: what has been told it.  asked: whom to answer, while
+    nothing changes, and until when.
+    """
+
+    def __init__(self, slot: int, shard: int, waited: bool, door: ShardDoor, parameters: Parameters) -> None:
+        self.slot, self.shard, self.waited, self._door, self._parameters = slot, shard, waited, door, parameters
+        self.on = self.left = False
+        self.life = 0
+        self.heard_s = 0.0
+        self.serial = 0
+        self.position = 0
+        self.acknowledged = 0
+        self.asked: tuple[Any, float] | None = None
+        self._last: bytes | None = None
+        self._backlog: list[dict[int, Ids] | Piece] = []
+        self._rest: Piece = {}
+        self._whole = False
+        self._rounds = 0
+
+    def begin(self) -> Piece:
+        """It has nothing: what is known without rows, and from here on all changes."""
+        self._door.follow(self.slot, waited=self.waited)
+        self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
+        self.acknowledged, self.position, self._whole, self._rounds = 0, 0, False, 0
+        with still(self._door):
+            seen = self._door.pushes_seen()
+            return {**ANEW, **self._parameters.shape(), "serial": self.serial, "seen": seen, "version": self._door.version}
+
+    def leave(self) -> None:
+        self.on, self.left, self.asked, self._last = False, True, None, None
+        self._door.unfollow(self.slot)
+
+    def hear(self, serial: int) -> bytes | None:
+        """It asks. -> what to say again, or None; LookupError when it must begin anew."""
+        if not self.on or serial not in (self.serial, self.serial - 1) or (serial < self.serial and self._last is None):
+            raise LookupError
+        if serial < self.serial:
+            return self._last
+        self._last = None
+        if self._whole and not self._backlog and self.acknowledged < self.position:
+            self.acknowledged, self.left = self.position, False
+            self._door.acknowledge(self.slot, self.position)
+        return None
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._backlog) or not self._whole or self._door.position != self.position
+
+    def news(self) -> bytes | None:
+        """The next reply, where something has changed. None: it fell too far behind."""
+        if not self._backlog:
+            piece = self._changes()
+            if piece is None:
+                return None
+        else:
+            piece = self._next_of_backlog()
+        self.serial += 1
+        self._last = packed({**piece, "serial": self.serial})
+        return self._last
+
+    def _changes(self) -> Piece | None:
+        with still(self._door):
+            found = self._door.changed(self.slot)
+            if found is None:
+                return None
+            position, changed, told = found
+            few = self._parameters.size_of(changed) <= STILL_BYTES_MAX
+            self._rounds += 1
+            must = not few and not self._whole and self._rounds > ROUNDS_MAX
+            after = {**self._parameters.shape(), "version": self._door.version, "told": [n for pair in told for n in pair]}
+            piece = self._parameters.of(changed) if few else {}
+            chunks = self._parameters.chunks(changed) if not few else ()
+            backlog = [self._parameters.of(chunk) if must else chunk for chunk in chunks]
+        if few:
+            self.position, self._whole = position, True
+            return {**after, **piece, "whole": True}
+        self._rest, self._backlog = {**after, "position": position, "whole": must}, backlog
+        return self._next_of_backlog()
+
+    def _next_of_backlog(self) -> Piece:
+        following: Any = self._backlog.pop(0)
+        piece: Piece = following if "rows" in following else self._parameters.of(following)
+        if not self._backlog:
+            self.position = self._rest.pop("position")
+            self._whole = self._whole or self._rest["whole"]
+            return {**piece, **self._rest}
+        return {"tables": self._rest["tables"], **piece, "whole": False}
+
+
+class Followers:
+    """Those of one shard. Threads: the answering one.
+
+    answer: (whom, payload) at once.  now: seconds.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        shards: int,
+        replicas: int,
+        *,
+        waited: bool,
+        door: ShardDoor,
+        parameters: Parameters,
+        answer: Callable[[Any, bytes], None],
+    ) -> None:
+        self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
+        self.each = [Following(k, (shard + 1 + k) % shards, waited, door, parameters) for k in range(min(replicas, shards - 1))]
+
+    def expect(self, now: float) -> None:
+        """Before the first push: those that are waited for are waited for from now on, wherever they are."""
+        for one in self.each:
+            one.heard_s = now
+            if one.waited:
+                self._door.follow(one.slot, waited=True)
+
+    def of(self, shard: int) -> Following | None:
+        return next((one for one in self.each if one.shard == shard), None)
+
+    def synchronize(self, said: Piece, whom: Any, now: float) -> bytes | None:
+        """The answer to a follower, or None: later."""
+        one = self.of(int(said.get("shard", -1)))
+        if one is None:
+            raise ClipperError(f"shard {said.get('shard')} has no replica of shard {self._shard}.")
+        life = int(said.get("mine", 0))
+        if life < one.life:
+            raise ShardAway(f"shard {one.shard} of epoch {life} has ended: epoch {one.life} lives.")
+        if one.asked is not None:
+            self._answer(one.asked[0], packed({"serial": one.serial, "quiet": True}))
+        one.life, one.heard_s, one.asked = life, now, None
+        if int(said.get("epoch", 0)) != self._door.epoch:
+            return packed(one.begin())
+        try:
+            again = one.hear(int(said.get("serial", -1)))
+        except LookupError:
+            return packed(one.begin())
+        if again is not None:
+            return again
+        if one.has_news:
+            return one.news() or packed(one.begin())
+        wait_s = min(float(said.get("wait_s", 0.0)), 10 * WAIT_S)
+        if wait_s <= 0:
+            return packed({"serial": one.serial, "quiet": True})
+        one.asked = (whom, now + wait_s)
+        return None
+
+    def look(self, now: float) -> None:
+        """Those who wait for news have it, or wait no more."""
+        for one in self.each:
+            if one.asked is None:
+                continue
+            whom, until = one.asked
+            if one.has_news:
+                one.asked, one.heard_s = None, now
+                self._answer(whom, one.news() or packed(one.begin()))
+            elif now >= until:
+                one.asked, one.heard_s = None, now
+                self._answer(whom, packed({"serial": one.serial, "quiet": True}))
+
+    def away(self, now: float, patience_s: float) -> list[Following]:
+        """Those that pushes wait for, and that have said nothing for so long."""
+        waited = (one for one in self.each if one.waited and one.asked is None and (one.on or not one.left))
+        return [one for one in waited if now - one.heard_s > patience_s]
+
+
+# -- at the follower
+
+
+class Replica:
+    """A copy of one shard. Threads: its follower's, and whoever has fenced it off.
+
+    epoch: of the life it is a copy of.  whole: it has been all that its primary was, at one moment.
+    """
+
+    def __init__(self, shard: int, epoch: int) -> None:
+        self.shard, self.epoch = shard, epoch
+        self.parameters = Parameters()
+        self.version = 0
+        self.whole = False
+        self._seen = ShardDoor()  # for its memory of pushes alone
+
+    def take(self, piece: Piece) -> None:
+        self.parameters.take(piece)
+        for worker, window in piece.get("seen", {}).items():
+            self._seen.saw(worker, window)
+        told = piece.get("told", [])
+        for worker, sequence in zip(told[::2], told[1::2], strict=True):
+            if not self._seen.look(worker, sequence):
+                self._seen.note(DENSE, np.empty(0, np.int64), worker, sequence)
+        self.version = max(self.version, int(piece.get("version", 0)))
+        self.whole = self.whole or bool(piece.get("whole"))
+
+    def pushes_seen(self) -> dict[int, bytes]:
+        return self._seen.pushes_seen()
+
+
+class Follower:
+    """Keeps a replica of one shard. Threads: its own, and any for `replica` and `fence`.
+
+    line: to the primary.  period_s: between two looks; 0: all the time.
+    """
+
+    def __init__(self, shard: int, of: int, line: Line, period_s: float) -> None:
+        self.shard, self.of, self._line, self._period_s = shard, of, line, period_s
+        self._lock = threading.Lock()
+        self._whole: Replica | None = None
+        self._making: Replica | None = None
+        self.epoch_min = 0  # what is of a lower epoch is refused
+        self._serial = -1
+        self._mine = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"clipper-follower-{of}", daemon=True)
+
+    def start(self, mine: int) -> None:
+        """mine: this shard's own epoch."""
+        self._mine = mine
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Within a long poll."""
+        self._stop.set()
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def replica(self) -> Replica | None:
+        with self._lock:
+            return self._whole
+
+    def fence(self, epoch: int) -> int:
+        """Shard `of` lives anew: from here on only `epoch` and what comes after it is heard. -> the highest known; if that is not
+        less than `epoch`, it is refused."""
+        with self._lock:
+            known = max(self.epoch_min, self._whole.epoch if self._whole else 0, self._making.epoch if self._making else 0)
+            if epoch > known:
+                self.epoch_min = epoch
+            return known
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                news = self._once()
+                if self._period_s and not news:
+                    self._stop.wait(self._period_s)
+            except (OSError, ClipperError) as error:
+                log.debug("replica of shard %d: %s", self.of, error)
+                self._line.close()
+                self._drop()
+                self._stop.wait(0.03)
+            except Exception:
+                log.exception("replica of shard %d: begins anew", self.of)
+                self._line.close()
+                self._drop(self._making or self._whole)
+                self._stop.wait(0.5)
+        self._line.close()
+
+    def _drop(self, broken: Replica | None = None) -> None:
+        """A copy that was being made; and one that is broken."""
+        with self._lock:
+            if self._making is not None or broken is not None:
+                self._serial = -1  # it was that of what is dropped
+            self._making = None
+            if broken is not None:
+                self._whole = None if self._whole is broken else self._whole
+
+    def _ask(self, name: str, **fields: Any) -> tuple[Head, Piece]:
+        head, piece = asked(self._line, name, **fields)
+        with self._lock:
+            if head.epoch < self.epoch_min:
+                raise ShardAway(f"{self._line.name} is of epoch {head.epoch}, and its successor of {self.epoch_min}.")
+        return head, piece
+
+    def _once(self) -> bool:
+        """One question. -> whether there may be more to ask at once"""
+        current = self._making or self._whole
+        wait_s = 0.0 if self._period_s else WAIT_S
+        epoch = current.epoch if current else 0
+        said: Piece = {"mine": self._mine, "epoch": epoch, "known": max(epoch, self.epoch_min), "serial": self._serial}
+        head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **said)
+        if piece.get("quiet"):
+            return False
+        if piece.get("anew"):
+            self._begin(head, piece)
+            return True
+        if current is None:
+            raise ShardAway(f"{self._line.name} speaks of changes to what is not here.")
+        self._apply(current, head.epoch, piece)
+        self._serial = int(piece["serial"])
+        if current.whole and current is self._making:
+            with self._lock:
+                self._whole, self._making = current, None
+        return not piece.get("whole")
+
+    def _begin(self, head: Head, piece: Piece) -> None:
+        fresh = Replica(self.of, head.epoch)
+        fresh.take(piece)
+        self._serial = -1  # whatever ends this walk: it begins anew
+        with self._lock:
+            self._making = fresh
+        cursor: Any = [0, 0]
+        while cursor is not None and not self._stop.is_set():
+            _, part = self._ask("walk", shard=self.shard, cursor=cursor)
+            self._apply(fresh, head.epoch, part)
+            cursor = part["next"]
+        if cursor is None:
+            self._serial = int(piece["serial"])
+
+    def _apply(self, replica: Replica, epoch: int, piece: Piece) -> None:
+        with self._lock:  # so that a fence falls before or after it
+            if epoch < self.epoch_min or epoch != replica.epoch:
+                raise ShardAway(f"shard {self.of} lives anew")
+            replica.take(piece)

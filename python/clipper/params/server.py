@@ -1,0 +1,193 @@
+"""A shard as a process: its socket, its threads, its signals. `python -m clipper params shard` ends here."""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from clipper.errors import AddressInUse, ClipperError, InvalidInput
+from clipper.params.recovery import Epochs, Recovered, recover
+from clipper.params.shard import Place, Shard
+from clipper.params.snapshots import Snapshots
+
+log = logging.getLogger("clipper.params")
+EXIT_FAILED, EXIT_FENCED = 2, 3
+_BACKLOG = 512
+_PR_SET_PDEATHSIG = 1
+
+
+class ShardServer:
+    """start(), wait() until it ends, close(). Threads: one.
+
+    A life: it listens, recovers, serves; ends by `end`, a signal (`main`), or when it is fenced off.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._epochs = Epochs(place.folder)
+        try:
+            self.shard = Shard(place)
+            self._listener = listening(place.addresses[place.number])
+        except BaseException:
+            self._epochs.close()
+            raise
+        self.shard.door.listen(self._listener.fileno())
+        self.failed: Exception | None = None
+        names = ("loop", "answers", "recovers")
+        works = (self.shard.door.run, self._answers, self._recovers)
+        both = zip(names, works, strict=True)
+        self._threads = [threading.Thread(target=work, name=f"clipper-shard-{name}", daemon=True) for name, work in both]
+        self._ended = threading.Event()
+        self.ready = threading.Event()
+        self.recovered = ""
+
+    def start(self) -> "ShardServer":
+        if self.place.folder is not None:
+            snapshots = Snapshots(self.place, self.shard)
+            self.shard.snapshots = snapshots
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def end(self, why: str) -> None:
+        self.shard.end(why)
+
+    def wait(self) -> str:
+        """Until it has ended. -> why"""
+        while not self._ended.wait(1.0):
+            pass
+        return self.shard.ended
+
+    def close(self, *, snapshot: bool = True) -> None:
+        """Ends it, by a snapshot where it keeps any and something has changed. A shard that was fenced off takes none."""
+        shard = self.shard
+        shard.end("closed")
+        for thread in self._threads[1:]:
+            if thread.ident is not None:
+                thread.join()
+        for copy in shard.copies.values():
+            copy.stop()
+        shard.door.ready, was_ready = False, shard.door.ready
+        if shard.snapshots is not None:
+            shard.snapshots.close(last=snapshot and was_ready and "fenced" not in shard.ended)
+        shard.door.stop()
+        if self._threads[0].ident is not None:
+            self._threads[0].join()
+        for copy in shard.copies.values():
+            copy.join()
+        self._listener.close()
+        shard.close()
+        self._epochs.close()
+
+    # -- threads
+
+    def _answers(self) -> None:
+        try:
+            while not self.shard.ended:
+                self.shard.turn()
+        except Exception as error:
+            log.exception("shard %d fails", self.place.number)
+            self.failed = error
+            self.shard.end("failed")
+        finally:
+            self._ended.set()
+
+    def _recovers(self) -> None:
+        place, shard, snapshots = self.place, self.shard, self.shard.snapshots
+        lines = [shard.line((place.number + 1 + k) % place.shards) for k in range(place.replicas)]
+        began_s = time.monotonic()
+        try:
+            found = recover(
+                place.number,
+                place.shards,
+                lines,
+                self._epochs,
+                snapshots.sources() if snapshots is not None else (),
+                patience_s=place.settings.recover_s,
+                stopping=lambda: bool(shard.ended),
+            )
+        except (ClipperError, OSError) as error:
+            log.error("shard %d does not come up: %s", place.number, error)
+            self.failed = error
+            shard.end("failed")
+            return
+        shard.post(lambda: self._serves(found, time.monotonic() - began_s))
+
+    def _serves(self, found: Recovered, seconds: float) -> None:
+        self.shard.adopt(found.parameters, found.version, found.seen, found.epoch)
+        self.recovered = found.source
+        for copy in self.shard.copies.values():
+            copy.start(found.epoch)
+        rows = found.parameters.rows
+        log.info("shard %d serves: epoch %d, version %d, %d rows in %.2f s from %s",
+                 self.place.number, found.epoch, found.version, rows, seconds, found.source)  # fmt: skip
+        if self.shard.snapshots is not None:
+            self.shard.snapshots.start()
+        self.ready.set()
+
+
+def listening(address: str) -> socket.socket:
+    """Raises InvalidInput, AddressInUse. A unix socket's name is taken over: who is the shard, the lock in its folder says."""
+    kind, _, rest = address.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind == "unix" and rest:
+        new = f"{rest}.{os.getpid()}"
+        found = socket.socket(socket.AF_UNIX)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new)
+            found.bind(new)
+            os.chmod(new, 0o600)
+            found.listen(_BACKLOG)
+            os.rename(new, rest)
+        except OSError as error:
+            found.close()
+            raise InvalidInput(f"cannot listen at {address}: {error}.", hint="A path has at most 107 bytes.") from None
+    elif kind == "tcp" and port.isdecimal():
+        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host.strip("[]"), int(port)))
+            found.listen(_BACKLOG)
+        except OSError as error:
+            found.close()
+            raise AddressInUse(f"cannot listen at {address}: {error}.", hint="Name another port.") from None
+    else:
+        raise InvalidInput(f"bad address {address!r} of a shard.", hint="Write unix:/path or tcp:host:port.")
+    found.setblocking(False)
+    return found
+
+
+def die_with(parent: int) -> None:
+    """SIGTERM when the process that started this one is gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(place: Place) -> int:
+    """Until a signal. -> exit code"""
+    server = ShardServer(place)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        server.end(f"signal {signal.Signals(number).name}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        why = server.start().wait()
+    finally:
+        server.close()
+    log.info("shard %d ended: %s", place.number, why)
+    return EXIT_FENCED if "fenced" in why else EXIT_FAILED if server.failed else 0
+
+
+def folder_of(root: Path, number: int) -> Path:
+    """Of one shard, in that of its set."""
+    return root / f"shard-{number}"

@@ -1,0 +1,385 @@
+"""One shard: its door's loop on a thread, which has the rows (`clipper_core.shard_door`), and one thread that answers calls.
+
+A life of a shard: it listens (calls of other shards are answered at once, those of workers are told to come back), recovers under
+a higher epoch than any before, serves, and ends by a snapshot. What it reads and writes of parameters is consistent because the
+answering thread alone applies what comes by calls, and holds the door (`still`) while it does.
+"""
+
+import hmac
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clipper.clock import wall_time_us
+from clipper.errors import ClipperError, InvalidInput
+from clipper.params import frames
+from clipper.params.frames import Kind, Refusal, packed, unpacked
+from clipper.params.line import Line
+from clipper.params.parameters import DENSE, Parameters, Piece
+from clipper.params.recovery import SEQUENCES
+from clipper.params.replication import Follower, Followers, asked, still
+from clipper.params.tables import TableSpec
+from clipper.params.training import Pushed, Training
+from clipper.settings.params import ParamsSettings
+from clipper_core.shard_door import ShardDoor
+
+log = logging.getLogger("clipper.params")
+PROTOCOL = 1
+TICK_S = 0.25
+EXPIRE_S = 5.0  # between two looks for rows that nobody has used
+Whom = tuple[int, int, int]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps nothing."""
+
+    number: int
+    addresses: tuple[str, ...]
+    settings: ParamsSettings = ParamsSettings()
+    token: str = ""
+    folder: Path | None = None
+
+    @property
+    def shards(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def replicas(self) -> int:
+        return min(self.settings.replicas, self.shards - 1)
+
+
+class Shard:
+    """Threads: `turn` and what it calls, the answering one; `post` and `end`, any."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, settings = place, place.settings
+        self.door = ShardDoor(frame_bytes_max=settings.frame_bytes_max, connections_max=settings.connections_max)
+        self.door.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
+        self.parameters = Parameters()
+        self.training = Training(self.door, self.parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
+        self.ended = ""  # why
+        self.snapshots: Any = None
+        self._began_s = time.monotonic()
+        self._admitted: dict[int, int] = {}
+        self._waiting: deque[tuple[int, Whom, bytes]] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (self._wake, self.door.calls_fd, self.door.log_fd):
+            self._poll.register(fd, select.POLLIN)
+        self._expired_s = self._checked_s = self._began_s
+        self._asking = False
+        self._now_s = self._began_s
+        self.followers = self._followers()
+        waited = settings.replication == "waited"
+        self.copies = {
+            of: Follower(place.number, of, self.line(of), 0.0 if waited else settings.period_s)
+            for of in ((place.number - 1 - k) % place.shards for k in range(place.replicas))
+        }
+        self._calls: dict[str, Callable[[Piece, Whom], Piece | bytes | None]] = {
+            "create": self._create,
+            "tables": self._tables,
+            "push_model": self._push_model,
+            "pull_variables": self._pull_variables,
+            "push_gradients": self._push_gradients,
+            "synchronize": self._synchronize,
+            "walk": self._walk,
+            "snapshot": self._snapshot,
+        }
+        self._early: dict[str, Callable[[Piece, Whom], Piece | bytes | None]] = {
+            "replica": self._replica,
+            "get_replica": self._get_replica,
+            "stats": self._stats,
+        }
+
+    def line(self, shard: int, answer_s: float = 5.0) -> Line:
+        """To another shard of the set. Its worker's number is none: it pushes nothing."""
+        return Line(shard, self.place.addresses.__getitem__, self.place.token, 0, answer_s)
+
+    def _followers(self) -> Followers:
+        place = self.place
+        waited = place.settings.replication == "waited"
+        return Followers(place.number, place.shards, place.replicas, waited=waited, door=self.door,
+                         parameters=self.parameters, answer=self.door.answer)  # fmt: skip
+
+    # -- life
+
+    def adopt(self, parameters: Parameters, version: int, seen: dict[int, bytes], epoch: int) -> None:
+        """What it recovered; it serves from now on. Threads: the answering one."""
+        self.parameters = parameters
+        settings = self.place.settings
+        self.training = Training(self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
+        for table in parameters.tables:
+            self.door.add_table(table, by_python=self.training.by_python)
+        for worker, window in seen.items():
+            self.door.saw(worker, window)
+        self.door.version, self.door.epoch = version, epoch
+        self.followers = self._followers()
+        self.followers.expect(time.monotonic())
+        self._second()
+        self.door.ready = True
+
+    def post(self, work: Callable[[], None]) -> None:
+        """To be done by the answering thread."""
+        self._posted.append(work)
+        os.eventfd_write(self._wake, 1)
+
+    def end(self, why: str) -> None:
+        self.ended = self.ended or why
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """When no thread is in it any more."""
+        os.close(self._wake)
+
+    # -- the answering thread
+
+    def turn(self) -> None:
+        """Wait for something to answer, and answer it."""
+        for fd, _ in self._poll.poll(TICK_S * 1000):
+            if fd != self.door.calls_fd:
+                os.eventfd_read(fd)
+        self._now_s = time.monotonic()
+        for whom, head, body in self.door.calls():
+            self._answer(whom, head, body)
+        while self._posted:
+            self._posted.popleft()()
+        self.followers.look(self._now_s)
+        self._let_go()
+        if self._now_s - self._checked_s >= TICK_S:
+            self._checked_s = self._now_s
+            self._second()
+
+    def _answer(self, whom: Whom, head: tuple[Any, ...], body: bytes) -> None:
+        try:
+            said = {"call": "push_rows", "head": head, "body": body} if head[0] == Kind.PUSH else unpacked(body)
+            name = str(said.get("call"))
+            if name == "hello":
+                self._hello(said, whom)
+                return
+            if self._admitted.get(whom[0]) != whom[1]:
+                self.door.answer(whom, refused=Refusal.NOT_ADMITTED)
+                return
+            call = self._early.get(name) or self._calls.get(name)
+            if call is None:
+                raise InvalidInput(f"no call {name!r}.", hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.")
+            if not self.door.ready and name not in self._early:
+                self.door.answer(whom, bytes(8), refused=Refusal.NOT_READY)
+                return
+            found = call(said, whom)
+            if found is not None:
+                self.door.answer(whom, found if isinstance(found, bytes) else packed(found))
+        except Exception as error:
+            if not isinstance(error, ClipperError):
+                log.warning("a call failed", exc_info=True)
+            self.door.answer(whom, frames.failed(error), refused=Refusal.CALL_FAILED)
+
+    def _let_go(self) -> None:
+        """Answers whose changes are where they must be."""
+        if self._waiting:
+            sure = self.door.sure()
+            while self._waiting and self._waiting[0][0] <= sure:
+                _, whom, payload = self._waiting.popleft()
+                self.door.answer(whom, payload)
+
+    def _when_sure(self, pushed: Pushed, whom: Whom) -> None:
+        self._waiting.append((pushed.position, whom, packed(pushed.answer)))
+        os.eventfd_write(self._wake, 1)
+
+    def _second(self) -> None:
+        self.door.stamp = wall_time_us() // 1_000_000
+        if not self.door.ready:
+            return
+        if self._now_s - self._expired_s >= EXPIRE_S:
+            self._expired_s = self._now_s
+            self.expire()
+        patience_s = self.place.settings.without_replica_s
+        if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
+            self._asking = True
+            threading.Thread(target=self._ask_whether_replaced, name="clipper-shard-asks", daemon=True).start()
+
+    def expire(self) -> None:
+        """Rows that nobody has used for their table's time go, here and from replicas."""
+        for number, spec in enumerate(self.parameters.specs):
+            before = self.door.stamp - spec.expire_s
+            if not spec.expire_s or before <= 0:
+                continue
+            table = self.parameters.tables[number]
+            cursor: int | None = 0
+            while cursor is not None:
+                ids, _, stamps, cursor = table.walk(cursor)
+                old = ids[stamps < before]
+                if old.size:
+                    with still(self.door):
+                        _, _, now = table.read(old)
+                        old = old[now < before]
+                        table.remove(old)
+                        self.door.note(number, old)
+
+    def _ask_whether_replaced(self) -> None:
+        """Before it goes on without a replica: does a follower know of a later life of this shard? (A thread of its own.)"""
+        known = 0
+        for one in self.followers.each:
+            line = self.line(one.shard)
+            try:
+                known = max(known, int(asked(line, "replica", shard=self.place.number)[1].get("known", 0)))
+            except (OSError, ClipperError):
+                continue
+            finally:
+                line.close()
+        self.post(lambda: self._go_on(known))
+
+    def _go_on(self, known: int) -> None:
+        self._asking = False
+        if known > self.door.epoch:
+            self.fenced(known)
+            return
+        for one in self.followers.away(time.monotonic(), self.place.settings.without_replica_s):
+            log.warning("shard %d goes on without its replica in shard %d", self.place.number, one.shard)
+            one.leave()
+
+    def fenced(self, epoch: int) -> None:
+        """Another life of this shard has begun: what this one is told from here on counts for nothing."""
+        self.door.ready = False
+        log.error("shard %d of epoch %d: epoch %d lives; this one ends", self.place.number, self.door.epoch, epoch)
+        self.end(f"fenced by epoch {epoch}")
+
+    # -- calls of workers
+
+    def _hello(self, said: Piece, whom: Whom) -> None:
+        token = said.get("token")
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self.place.token.encode()):
+            self.door.answer(whom, bytes(8), refused=Refusal.NOT_ADMITTED, close=True)
+            return
+        if said.get("protocol", PROTOCOL) != PROTOCOL:
+            raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
+        self._admitted[whom[0]] = whom[1]
+        answer = {"shard": self.place.number, "shards": self.place.shards, "tables": self.parameters.numbers()}
+        worker = said.get("worker")
+        window = self.door.pushes_seen().get(worker) if isinstance(worker, int) else None
+        answer["sequence"] = SEQUENCES.unpack(window)[0] if window else 0  # the highest that was seen of this worker
+        self.door.answer(whom, packed({**answer, "ready": self.door.ready, "pid": os.getpid()}), admit=True)
+
+    def _create(self, said: Piece, whom: Whom) -> None:
+        try:
+            spec = msgspec.convert(said.get("spec"), TableSpec)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"a table's specification: {error}.") from None
+        number, is_new = self.parameters.create(spec)
+        if is_new:
+            self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
+            self.door.note(DENSE, [])  # so that followers hear of it
+        self._when_sure(Pushed({"number": number}, self.door.position), whom)
+
+    def _tables(self, _: Piece, __: Whom) -> Piece:
+        specs = {spec.name: msgspec.to_builtins(spec) for spec in self.parameters.specs}
+        return {"tables": specs, "numbers": self.parameters.numbers()}
+
+    def _push_model(self, said: Piece, whom: Whom) -> None:
+        settings = said.get("optimizer_settings") or {}
+        if not isinstance(settings, dict) or not isinstance(said.get("variables"), dict):
+            raise InvalidInput("push_model: variables and optimizer_settings are maps.")
+        dense = self.parameters.dense
+        with still(self.door):
+            version = max(1, self.door.version, int(said.get("version", 0)))
+            first = dense.initialize(said["variables"], str(said.get("optimizer") or "sgd"), settings, version)
+            if first:
+                self.door.version = version
+        position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
+        self._when_sure(Pushed({"accepted": first, "version": self.door.version}, position), whom)
+
+    def _pull_variables(self, said: Piece, _: Whom) -> Piece:
+        since, dense = said.get("since", -1), self.parameters.dense
+        if not isinstance(since, int):
+            raise InvalidInput(f"since is a version, not {since!r}.")
+        version = self.door.version
+        return {"initialized": dense.initialized, "version": version, "variables": dense.newer(since)}
+
+    def _push_gradients(self, said: Piece, whom: Whom) -> None:
+        self._when_sure(self.training.push(said), whom)
+
+    # -- calls of other shards
+
+    def _synchronize(self, said: Piece, whom: Whom) -> bytes | None:
+        known = int(said.get("known", 0))
+        if known > self.door.epoch:
+            self.fenced(known)
+            raise ClipperError(f"epoch {self.door.epoch} of shard {self.place.number} has ended.")
+        return self.followers.synchronize(said, whom, self._now_s)
+
+    def _walk(self, said: Piece, _: Whom) -> Piece:
+        one = self.followers.of(int(said.get("shard", -1)))
+        if one is not None:
+            one.heard_s = self._now_s
+        piece, following = self.parameters.piece([int(n) for n in said["cursor"]])
+        return {**piece, "next": following}
+
+    def _replica(self, said: Piece, _: Whom) -> Piece:
+        """What there is here of another shard. With `epoch`: it lives anew, by that; lower ones are not heard any more."""
+        of = self.copies.get(int(said.get("shard", -1)))
+        if of is None:
+            return {"whole": False, "known": 0}
+        known, copy = of.fence(int(said.get("epoch", 0))), of.replica
+        if copy is None:
+            return {"whole": False, "known": known}
+        shape, seen = (copy.parameters.shape(), copy.pushes_seen()) if "epoch" in said else ({}, {})
+        said = {"whole": True, "known": known, "epoch": copy.epoch, "version": copy.version, "rows": copy.parameters.rows}
+        return {**said, "shape": shape, "seen": seen}
+
+    def _get_replica(self, said: Piece, _: Whom) -> Piece:
+        of = self.copies.get(int(said.get("shard", -1)))
+        copy = of.replica if of is not None else None
+        if copy is None:
+            raise ClipperError(f"no replica of shard {said.get('shard')} here.")
+        piece, following = copy.parameters.piece([int(n) for n in said["cursor"]])
+        return {**piece, "next": following}
+
+    # -- what a person asks
+
+    def _snapshot(self, said: Piece, whom: Whom) -> None:
+        if self.snapshots is None:
+            raise InvalidInput("this shard keeps no snapshots: it has no folder.")
+
+        def told(answer: Piece | Exception) -> None:
+            if isinstance(answer, Exception):
+                self.door.answer(whom, frames.failed(answer), refused=Refusal.CALL_FAILED)
+            else:
+                self.door.answer(whom, packed(answer))
+
+        whole = bool(said.get("whole"))
+        self.snapshots.ask(int(said.get("number", 0)), lambda answer: self.post(lambda: told(answer)), whole=whole)
+
+    def _stats(self, _: Piece, __: Whom) -> Piece:
+        named = zip(self.parameters.specs, self.parameters.tables, strict=False)
+        copies = [(of, one.replica) for of, one in self.copies.items()]
+        return {
+            "shard": self.place.number,
+            "shards": self.place.shards,
+            "pid": os.getpid(),
+            "ready": self.door.ready,
+            "ended": self.ended,
+            "exposed": any(one.left for one in self.followers.each),
+            "seconds": time.monotonic() - self._began_s,
+            "initialized": self.parameters.dense.initialized,
+            "variables": len(self.parameters.dense),
+            "nbytes": self.parameters.nbytes,
+            "tables": {s.name: {"rows": len(t), "dim": s.dim, "nbytes": t.nbytes, "steps": t.steps} for s, t in named},
+            "door": self.door.stats(),
+            "followers": [
+                {"shard": f.shard, "on": f.on, "waited": f.waited, "behind": self.door.position - f.acknowledged,
+                 "heard_s": self._now_s - f.heard_s} for f in self.followers.each
+            ],
+            "replicas": [
+                {"shard": of, "whole": r is not None, "epoch": r.epoch if r else 0, "version": r.version if r else 0,
+                 "rows": r.parameters.rows if r else 0} for of, r in copies
+            ],
+            "snapshots": self.snapshots.stats() if self.snapshots is not None else {},
+        }  # fmt: skip

@@ -1,0 +1,388 @@
+"""Snapshots: `snapshots/version-V/shard-I-of-N/`, a file of pieces and a manifest with its checksum.
+
+A part is written under another name, flushed, and renamed when it is whole, so a torn one is never taken for one; the manifest
+says how long the file is and what its checksum is, so one that a disk has spoiled is noticed. Rows are written beside pushes, and
+what changed meanwhile after them; the last of it, a few megabytes at most, while pushes wait, together with the version and the
+pushes seen: a part is its shard as it was at that one moment. The deltas after a whole part have the rows that changed since, and
+the ids that are gone. A table that evicts rows has no deltas: the core does not say whom it evicted.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clipper.clock import wall_time_us
+from clipper.errors import AlreadyExists, ClipperError, StoreError
+from clipper.params.frames import packed, unpacked
+from clipper.params.line import Line
+from clipper.params.parameters import Piece
+from clipper.params.recovery import Source, synced, written
+from clipper.params.replication import STILL_BYTES_MAX, asked, still
+
+log = logging.getLogger("clipper.params")
+FORMAT = 1
+SLOT = 7  # of the shard's log: rows changed since the last snapshot
+ROUNDS_MAX = 8
+SNAPSHOT_S = 600.0  # that another shard may take for one
+BLOCK = struct.Struct("<QII")  # bytes, crc32, nothing
+FILE, MANIFEST = "pieces.bin", "manifest.json"
+_PART = re.compile(r"shard-(\d+)-of-(\d+)")
+_VERSION = re.compile(r"version-(\d+)")
+Told = Callable[[Piece | Exception], None]
+
+
+class Part(NamedTuple):
+    """One shard's share of a snapshot. base: the number of the snapshot it is a delta to; 0: it is whole."""
+
+    number: int
+    shard: int
+    shards: int
+    folder: Path
+    base: int
+    epoch: int
+    version: int
+    rows: int
+    nbytes: int
+    crc: int
+    created_us: int
+
+
+class SnapshotSet(NamedTuple):
+    """complete: each of its shards has a part, and each part what it is a delta to."""
+
+    number: int
+    shards: int
+    parts: tuple[Part, ...]
+    complete: bool
+
+
+# -- reading
+
+
+def part_of(folder: Path) -> Part | None:
+    """None: it is no part, or a torn one."""
+    try:
+        said = json.loads((folder / MANIFEST).read_bytes())
+        checksum = said.pop("checksum")
+        if checksum != _checksum(said) or said["format"] != FORMAT or (folder / FILE).stat().st_size != said["nbytes"]:
+            return None
+        return Part(folder=folder, **{key: int(said[key]) for key in Part._fields if key != "folder"})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def parts_in(root: Path) -> list[Part]:
+    """All that are sound by their manifests, by number."""
+    found = [part_of(folder) for folder in root.glob("version-*/shard-*-of-*")]
+    return sorted(part for part in found if part is not None)
+
+
+def sets_in(root: Path) -> list[SnapshotSet]:
+    """By number."""
+    parts, grouped = parts_in(root), dict[tuple[int, int], list[Part]]()
+    for part in parts:
+        grouped.setdefault((part.number, part.shards), []).append(part)
+    return [
+        SnapshotSet(number, shards, tuple(some), len(some) == shards and all(chain_of(part, parts) for part in some))
+        for (number, shards), some in sorted(grouped.items())
+    ]
+
+
+def chain_of(part: Part, parts: Iterable[Part]) -> list[Part]:
+    """From the whole one on; empty when one is missing."""
+    by_number = {one.number: one for one in parts if (one.shard, one.shards) == (part.shard, part.shards)}
+    chain = [part]
+    while chain[0].base:
+        before = by_number.get(chain[0].base)
+        if before is None or before.number >= chain[0].number:
+            return []
+        chain.insert(0, before)
+    return chain
+
+
+def newest_of(parts: list[Part], shards: int) -> list[list[Part]]:
+    """The newest chain of each shard of a set of that size; empty when one has none."""
+    newest: dict[int, list[Part]] = {}
+    for part in parts:
+        if part.shards == shards and (chain := chain_of(part, parts)):
+            newest[part.shard] = chain
+    return [newest[shard] for shard in range(shards)] if len(newest) == shards else []
+
+
+def pieces_of(part: Part) -> Iterator[Piece]:
+    """Raises StoreError for bytes that are not what was written, OSError."""
+    whole = 0
+    with open(part.folder / FILE, "rb") as file:
+        while head := file.read(BLOCK.size):
+            try:
+                size, crc, _ = BLOCK.unpack(head)
+            except struct.error:
+                raise StoreError(f"{file.name} ends within a block.") from None
+            body = file.read(size) if size <= part.nbytes else b""
+            if len(body) != size or zlib.crc32(body) != crc:
+                raise StoreError(f"{file.name} is spoiled: a block of {size} bytes has another checksum.")
+            whole = zlib.crc32(head, whole)
+            yield unpacked(body)
+    if whole != part.crc:
+        raise StoreError(f"{part.folder / FILE} is not the file that its manifest speaks of.")
+
+
+def sources_of(root: Path, shard: int, shards: int) -> list[Source]:
+    """What a shard can recover from: its own parts, and the newest of each shard of sets of another size. Newest first."""
+    parts = parts_in(root)
+    found = []
+    for part in parts:
+        chain = chain_of(part, parts)
+        if (part.shard, part.shards) == (shard, shards) and chain:
+            name = f"snapshot {part.number}"
+            found.append((part.number, Source(part.epoch, part.version, name, partial(_chained, chain), False)))
+    for size in {part.shards for part in parts} - {shards}:
+        chains = newest_of(parts, size)
+        last = [chain[-1] for chain in chains]
+        if last:
+            number, epoch, version = (max(each) for each in zip(*((p.number, p.epoch, p.version) for p in last), strict=True))
+            found.append((number, Source(epoch, version, f"snapshot {number} of {size} shards", partial(_every, chains), True)))
+    return [source for _, source in sorted(found, key=lambda one: one[0], reverse=True)]
+
+
+def _chained(chain: list[Part]) -> Iterator[Piece]:
+    for part in chain:
+        yield from pieces_of(part)
+
+
+def _every(chains: list[list[Part]]) -> Iterator[Piece]:
+    for chain in chains:
+        yield from _chained(chain)
+
+
+def _checksum(said: Piece) -> str:
+    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+# -- writing
+
+
+class PartWriter:
+    """Of one part: add pieces, then finish. Nothing has its name before that. Raises OSError; abandon then."""
+
+    def __init__(self, root: Path, number: int, shard: int, shards: int) -> None:
+        version = root / f"version-{number:012d}"
+        version.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = version / f"shard-{shard}-of-{shards}"
+        if self.folder.exists():
+            raise AlreadyExists(f"{self.folder} is there already.", hint="Take a snapshot of a higher number.")
+        self._said = {"format": FORMAT, "number": number, "shard": shard, "shards": shards}
+        self._new = version / f".{self.folder.name}.{os.getpid()}"
+        shutil.rmtree(self._new, ignore_errors=True)
+        self._new.mkdir(mode=0o700)
+        self._file = open(self._new / FILE, "wb", buffering=0)  # noqa: SIM115
+        self._crc = self._rows = self.nbytes = 0
+
+    def add(self, piece: Piece) -> None:
+        body = packed(piece)
+        head = BLOCK.pack(len(body), zlib.crc32(body), 0)
+        for data in (head, body):
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._crc = zlib.crc32(head, self._crc)
+        self.nbytes += len(head) + len(body)
+        self._rows += sum(len(part["ids"]) for part in piece.get("rows", ()))
+
+    def finish(self, **more: int) -> Part:
+        """base, epoch, version."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        said: Piece = {**self._said, **more, "rows": self._rows, "nbytes": self.nbytes, "crc": self._crc}
+        said["created_us"] = wall_time_us()
+        written(self._new / MANIFEST, json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode())
+        os.rename(self._new, self.folder)
+        synced(self.folder.parent)
+        synced(self.folder.parent.parent)
+        found = part_of(self.folder)
+        if found is None:
+            raise StoreError(f"{self.folder} cannot be read back.", hint="Is the disk sound?")
+        return found
+
+    def abandon(self) -> None:
+        self._file.close()
+        shutil.rmtree(self._new, ignore_errors=True)
+
+
+class Snapshots:
+    """Those of one shard. Threads: its own; ask, stats: any.
+
+    Shard 0 keeps the calendar of the set: it asks all others, and then itself.
+    """
+
+    def __init__(self, place: Any, shard: Any) -> None:
+        self._place, self._shard, self.root = place, shard, place.folder.parent / "snapshots"
+        self._asked: list[tuple[int, bool, Told]] = []
+        self._due = threading.Condition()
+        self._closed = False
+        self._deltas = 0
+        self._follows = False
+        self._last: Part | None = None
+        self._said: Piece = {"taken": 0, "failed": 0, "last": 0, "seconds": 0.0, "error": ""}
+        self._thread = threading.Thread(target=self._run, name="clipper-shard-snapshots", daemon=True)
+
+    def sources(self) -> list[Source]:
+        return sources_of(self.root, self._place.number, self._place.shards)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, *, last: bool) -> None:
+        """last: take one more, if anything has changed since the last."""
+        with self._due:
+            self._closed = True
+            self._due.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        version = self._last.version if self._last else 0
+        if last and (self._shard.door.version != version or self._stale_tables()):
+            self._try(0, True, lambda answer: None)
+        for _, _, told in self._asked:
+            told(StoreError("the shard is ending."))
+
+    def _stale_tables(self) -> bool:
+        return self._last is None and bool(self._shard.parameters.specs or self._shard.parameters.dense.initialized)
+
+    def ask(self, number: int, told: Told, *, whole: bool = False) -> None:
+        """number: 0 for one more than the last. told: called with what was taken, or the error, by this one's thread."""
+        with self._due:
+            self._asked.append((number, whole, told))
+            self._due.notify()
+
+    def stats(self) -> Piece:
+        return dict(self._said)
+
+    # -- its thread
+
+    def _run(self) -> None:
+        every_s = self._place.settings.snapshot_s if self._place.number == 0 else 0.0
+        next_s = time.monotonic() + every_s
+        while True:
+            with self._due:
+                if not self._asked and not self._closed:
+                    self._due.wait(max(0.0, next_s - time.monotonic()) if every_s else None)
+                if self._closed:
+                    return
+                work = self._asked.pop(0) if self._asked else None
+            if work is not None:
+                self._try(*work)
+            elif every_s and time.monotonic() >= next_s:
+                next_s = time.monotonic() + every_s
+                self._all()
+
+    def _all(self) -> None:
+        """One number for all shards; those that are away do without."""
+        number, place = self._next(), self._place
+        for shard in range(1, place.shards):
+            line: Line = self._shard.line(shard, SNAPSHOT_S)
+            try:
+                asked(line, "snapshot", number=number)
+            except (OSError, ClipperError) as error:
+                log.warning("snapshot %d: %s", number, error)
+            finally:
+                line.close()
+        self._try(number, False, lambda answer: None)
+
+    def _next(self) -> int:
+        found = (_VERSION.fullmatch(folder.name) for folder in self.root.glob("version-*"))
+        return 1 + max((int(one[1]) for one in found if one), default=0)
+
+    def _try(self, number: int, whole: bool, told: Told) -> None:
+        began_s = time.monotonic()
+        try:
+            part = self._take(number or self._next(), whole)
+        except (OSError, ClipperError, MemoryError) as error:
+            log.warning("shard %d has no snapshot: %s", self._place.number, error)
+            self._said |= {"failed": self._said["failed"] + 1, "error": str(error)}
+            ours = isinstance(error, ClipperError)
+            told(error if ours else StoreError(f"no snapshot: {error}.", hint="Those before it are as they were."))
+            return
+        self._last = part
+        seconds = time.monotonic() - began_s
+        said = {"number": part.number, "version": part.version, "rows": part.rows, "nbytes": part.nbytes, "base": part.base}
+        self._said |= {"taken": self._said["taken"] + 1, "last": part.number, "seconds": seconds, "error": ""}
+        told({**said, "seconds": seconds})
+        self._prune()
+
+    def _take(self, number: int, whole: bool) -> Part:
+        place, door, parameters = self._place, self._shard.door, self._shard.parameters
+        most = place.settings.deltas_max
+        base = self._last
+        if whole or base is None or not self._follows or self._deltas >= most or any(spec.evicts for spec in parameters.specs):
+            base = None
+        writer = PartWriter(self.root, number, place.number, place.shards)
+        try:
+            if base is None:
+                door.follow(SLOT)
+                self._follows = True
+                for piece in parameters.pieces():
+                    writer.add(piece)
+            self._catch_up(writer)
+            part = writer.finish(base=base.number if base else 0, epoch=door.epoch, version=self._version)
+        except BaseException:
+            writer.abandon()
+            self._forget()
+            raise
+        self._deltas = self._deltas + 1 if base else 0
+        if not most:
+            self._forget()
+        return part
+
+    def _forget(self) -> None:
+        """What changes from here on is not kept for a delta: the next one is whole."""
+        self._shard.door.unfollow(SLOT)
+        self._follows = False
+
+    def _catch_up(self, writer: PartWriter) -> None:
+        """What has changed since; the last of it while pushes wait."""
+        door, parameters = self._shard.door, self._shard.parameters
+        for round_ in range(ROUNDS_MAX + 1):
+            with still(door):
+                found = door.changed(SLOT)
+                if found is None:
+                    raise StoreError("too much changed meanwhile to keep count of it.", hint="The next snapshot is a whole one.")
+                changed = found[1]
+                small = parameters.size_of(changed) <= STILL_BYTES_MAX or round_ == ROUNDS_MAX
+                if small:
+                    self._version = door.version
+                    piece = {**parameters.shape(), **parameters.of(changed), "version": door.version, "seen": door.pushes_seen()}
+            if small:
+                writer.add(piece)
+                return
+            writer.add({"tables": parameters.shape()["tables"]})
+            for chunk in parameters.chunks(changed):
+                writer.add(parameters.of(chunk))
+
+    def _prune(self) -> None:
+        """What is older than the oldest whole part that is kept."""
+        place = self._place
+        mine = [part for part in parts_in(self.root) if (part.shard, part.shards) == (place.number, place.shards)]
+        whole = [part.number for part in mine if not part.base]
+        oldest = whole[-place.settings.snapshots_max :][:1] if len(whole) >= place.settings.snapshots_max else []
+        for folder in self.root.glob("version-*/*"):
+            version, part = _VERSION.fullmatch(folder.parent.name), _PART.fullmatch(folder.name)
+            if not oldest or version is None or part is None or int(version[1]) >= oldest[0]:
+                continue
+            ours = int(part[1]) == place.number and int(part[2]) == place.shards
+            if ours or (int(part[2]) != place.shards and place.number == 0):
+                shutil.rmtree(folder, ignore_errors=True)
+                try:
+                    folder.parent.rmdir()
+                except OSError:
+                    continue  # parts of others are in it

@@ -1,0 +1,130 @@
+"""What a shard does with gradients that come as a call: those of dense variables, and a step of the whole model.
+
+Rows pushed alone are the door's (the core applies them); this is for what names several things at once. A push is checked whole
+before anything of it is applied, and is told from its repetition by worker and sequence, as the door's are.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clipper.errors import InvalidInput, StalePush
+from clipper.params.dense import F32
+from clipper.params.parameters import DENSE, Ids, Parameters, Piece
+from clipper.params.replication import still
+from clipper_core.shard_door import ShardDoor
+
+_NONE = np.empty(0, np.int64)
+_SEQUENCE_MAX = (1 << 64) - 1
+SEEN, OLD = 1, 2
+
+
+class Gradients(NamedTuple):
+    """Of one push, checked. version: of the model that they were computed at; 0: not said.  rows: (table, ids, f32[n, dim])."""
+
+    worker: int
+    sequence: int
+    version: int
+    scale: float
+    variables: dict[int, F32]
+    rows: list[tuple[int, Ids, F32]]
+
+
+class Pushed(NamedTuple):
+    """position: when followers have this, it is sure."""
+
+    answer: Piece
+    position: int
+
+
+class Training:
+    """Asynchronous: a push is applied at once. Threads: the answering one.
+
+    lag_max: gradients of versions more than so many behind are refused; 0: none.  slows: divide the rate by the lag.
+    """
+
+    by_python = False  # whether pushes of rows alone come here too
+
+    def __init__(self, door: ShardDoor, parameters: Parameters, *, lag_max: int = 0, slows: bool = False) -> None:
+        self.door, self.parameters, self._lag_max, self._slows = door, parameters, lag_max, slows
+
+    def push(self, said: Mapping[str, Any]) -> Pushed:
+        """Raises InvalidInput, UnknownTable, UnknownVariable, StalePush; nothing has changed then."""
+        gradients = self.checked(said)
+        sight = self.door.look(gradients.worker, gradients.sequence)
+        if sight == SEEN:
+            return Pushed({"accepted": True, "repeated": True, "version": self.door.version}, self.door.position)
+        if sight == OLD:
+            raise StalePush(
+                f"push {gradients.sequence} of worker {gradients.worker} is too old to know whether it was applied.",
+                hint="Do not send it again.",
+            )
+        lag = self.lag(gradients)
+        if self._lag_max and lag > self._lag_max:
+            why = f"the gradient is {lag} versions old, and at most {self._lag_max} are accepted"
+            return Pushed({"accepted": False, "version": self.door.version, "why": why}, 0)
+        return self.apply(gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale)
+
+    def lag(self, gradients: Gradients) -> int:
+        return max(0, self.door.version - gradients.version) if gradients.version else 0
+
+    def apply(self, gradients: Gradients, scale: float) -> Pushed:
+        """One step, and one version."""
+        with still(self.door):
+            version = self.door.version + 1
+            self.parameters.dense.apply(gradients.variables, scale, version)
+            for table, ids, rows in gradients.rows:
+                self.parameters.tables[table].push(ids, rows, scale=scale, stamp=self.door.stamp)
+                self.door.note(table, ids)
+            changed = np.fromiter(gradients.variables, np.int64) if gradients.variables else _NONE
+            position = self.door.note(DENSE, changed, gradients.worker, gradients.sequence)
+            self.door.version = version
+        return Pushed({"accepted": True, "version": version}, position)
+
+    def checked(self, said: Mapping[str, Any]) -> Gradients:
+        """Raises InvalidInput, UnknownTable, UnknownVariable."""
+        scale = _number(said, "scale", 1.0) or 1.0  # 0: the server's own
+        if not (scale > 0 and math.isfinite(scale)):
+            raise InvalidInput(f"scale = {scale}: a finite number, 0 (the optimizer's rate) or above.")
+        variables, rows = said.get("variables") or {}, said.get("rows") or {}
+        if not isinstance(variables, dict) or not isinstance(rows, dict):
+            raise InvalidInput("variables and rows are maps by name.")
+        return Gradients(
+            _whole(said, "worker"),
+            _whole(said, "sequence"),
+            _whole(said, "version"),
+            scale,
+            self.parameters.dense.check(variables),
+            [self._rows(name, part) for name, part in rows.items()],
+        )
+
+    def _rows(self, name: str, part: Any) -> tuple[int, Ids, F32]:
+        number = self.parameters.number(name)
+        dim = self.parameters.tables[number].dim
+        if not isinstance(part, dict) or not {"ids", "gradients"} <= part.keys():
+            raise InvalidInput(f"table {name!r}: rows are a map of ids and gradients.")
+        ids, gradients = np.asarray(part["ids"]), np.ascontiguousarray(part["gradients"], np.float32)
+        if ids.dtype not in (np.int64, np.uint64) or ids.ndim != 1:
+            raise InvalidInput(f"table {name!r}: ids are i64[n], not {ids.dtype}{list(ids.shape)}.")
+        if gradients.shape != (ids.size, dim):
+            raise InvalidInput(f"table {name!r}: gradients are f32[{ids.size}, {dim}], not {list(gradients.shape)}.")
+        if not np.isfinite(gradients).all():
+            bad = ids[~np.isfinite(gradients).all(axis=1)][0]
+            raise InvalidInput(f"table {name!r}: the gradient of id {bad} holds NaN or infinity.", hint="Nothing was changed.")
+        return number, ids.view(np.int64), gradients
+
+
+def _number(said: Mapping[str, Any], key: str, default: float) -> float:
+    value = said.get(key, default)
+    if not isinstance(value, int | float):
+        raise InvalidInput(f"{key} is a number, not {value!r}.")
+    return float(value)
+
+
+def _whole(said: Mapping[str, Any], key: str) -> int:
+    value = said.get(key, 0)
+    if not isinstance(value, int) or not 0 <= value <= _SEQUENCE_MAX:
+        raise InvalidInput(f"{key} is a whole number from 0 to 2^64 - 1, not {value!r}.")
+    return value

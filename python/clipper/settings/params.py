@@ -1,0 +1,48 @@
+"""What can be set of the parameter server: `[params]` of a file, or `clipper params up`."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from clipper.setting import about
+
+
+class ParamsSettings(msgspec.Struct, frozen=True):
+    """Tables of parameters that are trained and served at once: docs/params.md. Durations may be shortened for a test."""
+
+    folder: Annotated[str, about("of a set of shards: its addresses, epochs, logs and snapshots")] = ".clipper-params"
+    shards: Annotated[int, about("processes that share the parameters", "processes", ge=1, le=1024)] = 1
+    replicas: Annotated[int, about("of each shard, in the processes after it; fewer than shards", "replicas", ge=0, le=7)] = 0
+    replication: Annotated[
+        Literal["waited", "periodic"],
+        about("`waited`: a push is acknowledged when its replicas have it; `periodic`: they are up to period_s behind"),
+    ] = "waited"
+    period_s: Annotated[float, about("of periodic replication", "s", ge=0.01, le=3600)] = 2.0
+    without_replica_s: Annotated[
+        float, about("pushes wait so long for a replica that is away, and then go on without; 0: for ever", "s", ge=0, le=86_400)
+    ] = 10.0
+    recover_s: Annotated[
+        float, about("a relaunched shard looks so long for its replicas before it takes a snapshot", "s", ge=0, le=3600)
+    ] = 3.0
+    address: Annotated[
+        str, about("`unix`: sockets in the folder; `HOST:PORT`: shard i listens at PORT + i (other hosts need a token)")
+    ] = "unix"
+    token: Annotated[str, about("what workers must know; made up when empty, and kept in the folder")] = ""
+    snapshot_s: Annotated[float, about("between snapshots; 0: only when asked, and at the end", "s", ge=0, le=86_400)] = 300.0
+    snapshots_max: Annotated[int, about("whole snapshots that are kept, with their deltas", "snapshots", ge=1, le=1000)] = 3
+    deltas_max: Annotated[int, about("deltas after a whole snapshot, before the next whole one", "snapshots", ge=0, le=1000)] = 10
+    mode: Annotated[
+        Literal["async", "sync"], about("`async`: a push is applied at once; `sync`: gradients of several workers make a step")
+    ] = "async"
+    grads_to_wait: Annotated[int, about("gradients that make one step, of mode sync", "gradients", ge=1, le=65_536)] = 1
+    lag_max: Annotated[
+        int, about("a gradient of parameters more versions old is refused; 0: none is (async), all are (sync)", ge=0, le=1 << 31)
+    ] = 0
+    lag_slows: Annotated[bool, about("divide the rate of a gradient by the versions it is old")] = False
+    frame_bytes_max: Annotated[int, about("of one message", "bytes", ge=65_536, le=(1 << 32) - 8)] = 1 << 28
+    connections_max: Annotated[int, about("of one shard", "connections", ge=8, le=65_536)] = 1024
+
+    def __repr__(self) -> str:
+        items = msgspec.structs.asdict(self).items()
+        shown = (f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items)
+        return f"ParamsSettings({', '.join(shown)})"

@@ -1,0 +1,69 @@
+"""Sets of shards, each with its threads, in this process; and a client of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper.params import Client
+from clipper.params.server import ShardServer, folder_of
+from clipper.params.shard import Place
+from clipper.settings.params import ParamsSettings
+
+TOKEN = "open sesame"
+ones: Any = np.ones  # of any type: what is sent is converted
+zeros: Any = np.zeros
+full: Any = np.full
+
+
+class Shards:
+    """A set in a folder. end(i): in good order; lose(i): as a kill would, without a snapshot; begin(i): again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.settings = root, ParamsSettings()
+        self.addresses: tuple[str, ...] = ()
+        self.servers: dict[int, ShardServer] = {}
+        self._clients: list[Client] = []
+
+    def up(self, shards: int, **settings: Any) -> "Shards":
+        given = {"snapshot_s": 0.0, "recover_s": 1.0, **settings}
+        self.settings = ParamsSettings(shards=shards, **given)
+        self.addresses = tuple(f"unix:{self.root}/{i}.sock" for i in range(shards))
+        for shard in range(shards):
+            self.begin(shard)
+        for server in self.servers.values():
+            assert server.ready.wait(10)
+        return self
+
+    def begin(self, shard: int, folder: Path | None = None) -> ShardServer:
+        place = Place(shard, self.addresses, self.settings, TOKEN, folder or folder_of(self.root, shard))
+        self.servers[shard] = ShardServer(place).start()
+        return self.servers[shard]
+
+    def end(self, shard: int, *, snapshot: bool = True) -> None:
+        self.servers.pop(shard).close(snapshot=snapshot)
+
+    def lose(self, shard: int) -> None:
+        self.end(shard, snapshot=False)
+
+    def down(self, *, snapshot: bool = True) -> None:
+        for shard in list(self.servers):
+            self.end(shard, snapshot=snapshot)
+
+    def client(self, **options: Any) -> Client:
+        self._clients.append(Client(self.addresses, **{"token": TOKEN, "patience_s": 20.0, **options}))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.down(snapshot=False)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[Shards]:
+    found = Shards(tmp_path)
+    yield found
+    found.close()

@@ -1,0 +1,122 @@
+"""A set of shards as real processes: killed at seeded instants, ended and begun again, and what a person does with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bench.system import params_kills
+from clipper.cli import main
+from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
+from clipper.params import Client, TableSpec
+from clipper.params.local import LocalSet, reshard, restore, supervisor_of
+from clipper.settings.params import ParamsSettings
+from tests.params.conftest import ones, zeros
+
+PATIENCE_S = 60.0
+
+
+def settings(folder: Path, shards: int = 2, **given: Any) -> ParamsSettings:
+    return ParamsSettings(folder=str(folder), shards=shards, **{"snapshot_s": 0.0, **given})
+
+
+@pytest.mark.slow
+def test_no_acknowledged_push_is_lost_to_kills(stress: int) -> None:
+    found = params_kills.life(5 * stress, 11)
+    assert not found.wrong
+    assert len(found.pulls_s) == 5 * stress
+    assert found.acknowledged > 0
+
+
+@pytest.mark.slow
+def test_a_set_ends_and_begins_again(tmp_path: Path) -> None:
+    local = LocalSet(settings(tmp_path)).start()
+    local.wait_ready(PATIENCE_S)
+    assert supervisor_of(tmp_path) == os.getpid()
+    with pytest.raises(AlreadyExists, match="a set of shards runs"):
+        LocalSet(settings(tmp_path))
+    with pytest.raises(DoesNotFit, match="runs"):
+        reshard(tmp_path, 3)
+    with Client(tmp_path) as client:
+        client.create(TableSpec("t", 3))
+        client.push_model({"w": zeros(4)})
+        client.push("t", range(20), ones((20, 3)))
+        first = client.pull("t", range(20))
+    local.stop()
+    assert supervisor_of(tmp_path) == 0
+    with pytest.raises(DoesNotFit, match="has 2 shards, not 3"):
+        LocalSet(settings(tmp_path, 3))
+    assert reshard(tmp_path, 3) == 1
+    local = LocalSet(settings(tmp_path, 3)).start()
+    local.wait_ready(PATIENCE_S)
+    with Client(tmp_path) as client:
+        assert (client.pull("t", range(20)) == first).all()
+        client.push("t", range(20), ones((20, 3)))
+        assert not (client.pull("t", range(20)) == first).all()
+        assert client.pull_variables()[1]["w"].tolist() == [0, 0, 0, 0]
+    local.stop()
+    assert restore(tmp_path, tmp_path / "snapshots", 1) == 1
+    local = LocalSet(settings(tmp_path, 3)).start()
+    local.wait_ready(PATIENCE_S)
+    with Client(tmp_path) as client:
+        assert (client.pull("t", range(20)) == first).all(), "it went back"
+    local.stop(snapshot=False)
+
+
+def test_what_a_set_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fewer than"):
+        LocalSet(settings(tmp_path, 2, replicas=2))
+    with pytest.raises(ConfigError, match="too long"):
+        LocalSet(settings(tmp_path / ("x" * 100)))
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        LocalSet(settings(tmp_path, address="nowhere"))
+    with pytest.raises(InvalidInput, match=r"shards\.json"):
+        Client(tmp_path / "empty")
+    with pytest.raises(InvalidInput, match="no complete snapshot"):
+        restore(tmp_path, tmp_path)
+
+
+def clipper(*words: str) -> Any:
+    done = CliRunner().invoke(main, ["params", *words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+@pytest.mark.slow
+def test_a_set_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clipper.toml").write_text('[params]\nshards = 2\nreplicas = 1\nfolder = "set"\nsnapshot_s = 0\n')
+    words = [sys.executable, "-m", "clipper", "params", "up"]
+    up = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert up.stdout is not None
+        assert "2 shards serve" in up.stdout.readline()
+        with Client("set") as client:
+            client.create(TableSpec("t", 2, initializer="zeros", optimizer="sgd"))
+            client.push("t", [4, 5], -ones((2, 2)))
+        found = clipper("ps")
+        assert [one["tables"]["t"]["rows"] for one in found["shards"]] == [1, 1]
+        assert "serves" in CliRunner().invoke(main, ["params", "ps"]).output
+        assert np.allclose(clipper("pull", "t", "5", "4")["5"], 0.01)
+        assert clipper("snapshot", "--whole")["rows"] == 2
+        assert clipper("down")["pid"] == up.pid
+        assert up.wait(PATIENCE_S) == 0
+        found = clipper("ps")
+        assert found["snapshots"][-1]["complete"]
+        assert all("away" in one for one in found["shards"])
+        assert clipper("reshard", "--shards", "3")["shards"] == 3
+        assert clipper("restore", "--number", "1")["number"] == 1
+    finally:
+        if up.poll() is None:
+            up.send_signal(signal.SIGTERM)
+        up.communicate()
+    done = CliRunner().invoke(main, ["params", "down"])
+    assert done.exit_code == 2
+    assert "no set of shards runs" in done.output

@@ -1,0 +1,344 @@
+"""Replicas: a copy is what its primary is, whatever is lost between them; the dead come back from it; zombies are fenced."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper.errors import ClipperError, ShardAway
+from clipper.params import TableSpec, replication
+from clipper.params.frames import Head, Kind, packed, unpacked
+from clipper.params.line import Line
+from clipper.params.parameters import DENSE, Parameters
+from clipper.params.replication import Follower, Followers
+from clipper.params.training import Training
+from clipper_core.shard_door import ShardDoor
+from tests.params.conftest import Shards, ones, zeros
+from tests.params.test_snapshots import all_of, teach
+
+PLAIN = TableSpec("plain", 2, optimizer="sgd", initializer="zeros")
+PATIENCE_S = 20.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Threads take their time; a test waits for what it says, and fails when that does not come."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < give_up, "it does not come"
+        threading.Event().wait(0.002)
+
+
+# -- a primary and its follower without sockets, under a seeded loss of questions and answers
+
+
+class Primary:
+    def __init__(self, epoch: int, draw: np.random.Generator, **limits: int) -> None:
+        self.door = ShardDoor(**limits)
+        self.door.epoch = epoch
+        self.parameters = Parameters()
+        self.training = Training(self.door, self.parameters)
+        self.late: list[bytes] = []
+        self.quiet = False
+        self.followers = Followers(0, 2, 1, waited=True, door=self.door, parameters=self.parameters,
+                                   answer=lambda whom, payload: self.late.append(payload))  # fmt: skip
+        self.followers.expect(0.0)
+        self._draw, self._sequence = draw, 0
+
+    def act(self) -> None:
+        """Something that changes it."""
+        draw, parameters = self._draw, self.parameters
+        what = draw.integers(0, 12)
+        if what == 0 and len(parameters.specs) < 4:
+            parameters.create(TableSpec(f"t{len(parameters.specs)}", 3, optimizer=["adam", "sgd"][draw.integers(2)]))
+            self.door.note(DENSE, [])
+        elif what == 1:
+            if parameters.dense.initialize({f"w{i}": ones(i + 1) for i in range(3)}, "momentum", {}, 1):
+                self.door.note(DENSE, range(3))
+        elif what == 2 and parameters.specs:
+            table = int(draw.integers(len(parameters.specs)))
+            gone = draw.integers(0, 60, 5)
+            parameters.tables[table].remove(gone)
+            self.door.note(table, gone)
+        else:
+            self._sequence += int(draw.integers(1, 3))
+            variables = {"w1": draw.standard_normal(2)} if parameters.dense.initialized and draw.integers(2) else {}
+            rows = {}
+            for spec in parameters.specs:
+                ids = draw.integers(0, 60, int(draw.integers(0, 20)))
+                rows[spec.name] = {"ids": ids, "gradients": draw.standard_normal((ids.size, 3))}
+            self.training.push({"variables": variables, "rows": rows, "worker": 1 + int(what) % 3, "sequence": self._sequence})
+
+    def answer(self, said: dict[str, Any]) -> bytes | dict[str, Any]:
+        if said["call"] == "walk":
+            piece, following = self.parameters.piece(said["cursor"])
+            if not self.quiet and self._draw.integers(30) == 0:
+                self.act()  # between two pieces of a walk
+            return {**piece, "next": following}
+        found = self.followers.synchronize(said, None, 0.0)
+        assert found is not None
+        return found
+
+
+class LossyLine(Line):
+    """Where a question, or its answer, is lost now and then."""
+
+    def __init__(self, draw: np.random.Generator, loss: int) -> None:
+        super().__init__(0, lambda shard: "unix:nowhere", "", 0, 1.0)
+        self._draw, self._loss = draw, loss
+        self.primary: Primary | None = None
+
+    def send(self, ask: Any) -> None:
+        if self.primary is None or self._draw.integers(self._loss) == 0:
+            raise ConnectionError("the question is lost")
+        found = self.primary.answer(unpacked(bytes(ask.buffers[0])))
+        if self._draw.integers(self._loss) == 0:
+            raise ConnectionError("the answer is lost")
+        payload = found if isinstance(found, bytes) else packed(found)
+        ask.body, ask.answer = memoryview(payload), Head(Kind.ANSWER, epoch=self.primary.door.epoch)
+
+    def wait(self, ask: Any) -> Head:
+        head: Head = ask.answer
+        return head
+
+
+def same(one: Parameters, other: Parameters) -> None:
+    assert one.specs == other.specs
+    for mine, theirs in zip(one.tables, other.tables, strict=True):
+        every = np.arange(-1, 61)
+        for a, b in zip(mine.read(every), theirs.read(every), strict=True):
+            assert a.tobytes() == b.tobytes()
+        assert mine.steps == theirs.steps
+    numbers = range(len(one.dense))
+    assert str(one.dense.read(numbers)) == str(other.dense.read(numbers))
+    assert one.dense.said() == other.dense.said()
+
+
+def step(follower: Follower) -> None:
+    """As its thread does."""
+    try:
+        follower._once()
+    except (OSError, ClipperError):
+        follower._drop()
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("still_bytes", [4 << 20, 400])
+def test_a_copy_is_what_its_primary_is(seed: int, still_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "STILL_BYTES_MAX", still_bytes)
+    monkeypatch.setattr(replication, "WAIT_S", 0.0)
+    monkeypatch.setattr("clipper.params.parameters.PIECE_BYTES", 300)
+    draw = np.random.default_rng(seed)
+    line = LossyLine(draw, 6)
+    primary = line.primary = Primary(1, draw, log_ids_max=int(draw.choice([120, 1 << 20])))
+    follower = Follower(1, 0, line, 0.0)
+    for _ in range(150):
+        primary.act()
+        if draw.integers(2):
+            step(follower)
+        if draw.integers(40) == 0:
+            sure, acknowledged = primary.door.sure(), primary.followers.each[0].acknowledged
+            assert sure == min(acknowledged, primary.door.position) or sure == primary.door.position
+    line._loss, primary.quiet = 1 << 30, True
+    for _ in range(400):
+        step(follower)
+    copy = follower.replica
+    assert copy is not None
+    same(copy.parameters, primary.parameters)
+    assert copy.version == primary.door.version
+    assert primary.door.sure() == primary.door.position
+    assert {w: s[16:] for w, s in copy.pushes_seen().items()} == {w: s[16:] for w, s in primary.door.pushes_seen().items()}
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_what_is_sure_is_in_a_whole_copy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every moment: the pushes that a primary calls sure are all in its follower's whole copy, also while that begins anew."""
+    monkeypatch.setattr(replication, "WAIT_S", 0.0)
+    draw = np.random.default_rng(seed)
+    line = LossyLine(draw, 5)
+    primary = line.primary = Primary(1, draw, log_ids_max=200)
+    primary.parameters.create(TableSpec("counts", 3, optimizer="sgd", initializer="zeros"))
+    follower = Follower(1, 0, line, 0.0)
+    given: list[int] = []  # positions after each push
+    for sequence in range(1, 300):
+        pushed = primary.training.push(
+            {"rows": {"counts": {"ids": np.array([sequence]), "gradients": ones((1, 3))}}, "worker": 9, "sequence": sequence}
+        )
+        given.append(pushed.position)
+        if draw.integers(3):
+            step(follower)
+        if draw.integers(30) == 0:
+            step(follower)
+            follower._drop(follower.replica if draw.integers(2) else None)  # it is lost, and with it the copy
+            if follower.replica is None:
+                primary.followers.each[0].begin()
+        sure, copy = primary.door.sure(), follower.replica
+        for number, position in enumerate(given, 1):
+            if position <= sure and copy is not None:
+                assert copy.parameters.tables[0].read([number])[0][0], f"push {number} is sure, and not in the copy"
+
+
+# -- over sockets
+
+
+def test_what_is_acknowledged_is_on_the_replica(shards: Shards) -> None:
+    shards.up(3, replicas=2)
+    client = shards.client()
+    client.create(PLAIN)
+    for round_ in range(1, 20):
+        client.push("plain", np.arange(30), -ones((30, 2)))
+        for shard, server in shards.servers.items():
+            mine = np.arange(shard, 30, 3)
+            expected = server.shard.parameters.tables[0].pull(mine)
+            for holder in ((shard + 1) % 3, (shard + 2) % 3):
+                copy = shards.servers[holder].shard.copies[shard].replica
+                assert copy is not None
+                assert (copy.parameters.tables[0].pull(mine) == expected).all(), f"round {round_}"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_lost_shard_comes_back_from_its_replica(shards: Shards, replicas: int) -> None:
+    client = shards.up(3, replicas=replicas).client()
+    teach(client, 1)
+    for shard in (0, 2, 1, 1):
+        before = all_of(shards)
+        shards.lose(shard)
+        shards.begin(shard)
+        assert shards.servers[shard].ready.wait(PATIENCE_S)
+        assert "its replica" in shards.servers[shard].recovered
+        assert all_of(shards) == before
+        teach(client, 5 + shard, count=2)
+    epochs = [client.call(shard, "stats")["door"]["epoch"] for shard in range(3)]
+    assert epochs == [2, 3, 2]
+
+
+def test_a_push_that_was_applied_is_not_applied_again_after_a_death(shards: Shards) -> None:
+    client = shards.up(2, replicas=1).client(worker=77)
+    client.create(PLAIN)
+    for _ in range(2):
+        client.push("plain", [2, 4], -ones((2, 2)))
+    client.push_model({"w": zeros(1)})
+    rows = {"plain": {"ids": np.array([2]), "gradients": -ones((1, 2), np.float32)}}
+    client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
+    before = client.pull("plain", [2, 4])
+    shards.lose(0)
+    shards.begin(0)
+    said = client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
+    assert said["repeated"] is True
+    client._sequence = 1  # as one that did not hear the second answer
+    assert client.push("plain", [2, 4], -ones((2, 2))).repeated == (0,)
+    assert (client.pull("plain", [2, 4]) == before).all()
+
+
+def test_pushes_wait_for_a_replica_that_is_away(shards: Shards) -> None:
+    client = shards.up(2, replicas=1, without_replica_s=0.0).client()
+    client.create(PLAIN)
+    client.push("plain", [0], -ones((1, 2)))
+    shards.lose(1)
+    done = threading.Event()
+
+    def work() -> None:
+        client.push("plain", [0], -ones((1, 2)))
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    door = shards.servers[0].shard.door
+    until(lambda: door.version == 2)
+    assert not done.is_set(), "it is applied, and not on the replica"
+    shards.begin(1)
+    thread.join(PATIENCE_S)
+    assert done.is_set()
+    copy = shards.servers[1].shard.copies[0].replica
+    assert copy is not None
+    assert (copy.parameters.tables[0].pull([0]) == client.pull("plain", [0])).all()
+
+
+def test_pushes_go_on_without_a_replica_after_a_while(shards: Shards) -> None:
+    client = shards.up(2, replicas=1, without_replica_s=0.3).client()
+    client.create(PLAIN)
+    client.push("plain", [0], -ones((1, 2)))
+    shards.lose(1)
+    client.push("plain", [0], -ones((1, 2)))
+    assert client.call(0, "stats")["exposed"]
+    shards.begin(1)
+    until(lambda: not client.call(0, "stats")["exposed"])
+    assert client.call(0, "stats")["followers"][0]["on"]
+    before = client.pull("plain", [0])
+    shards.lose(0)
+    shards.begin(0)
+    assert (client.pull("plain", [0]) == before).all(), "the replica has caught up"
+
+
+def test_periodic_replicas_follow_by_themselves(shards: Shards) -> None:
+    client = shards.up(2, replicas=1, replication="periodic", period_s=0.05).client()
+    teach(client, 2)
+    before = all_of(shards)
+    for shard in range(2):
+        version = shards.servers[shard].shard.door.version
+
+        def level(shard: int = shard, version: int = version) -> bool:
+            copy = shards.servers[1 - shard].shard.copies[shard].replica
+            return copy is not None and copy.version == version
+
+        until(level)
+    shards.lose(0)
+    shards.begin(0)
+    assert shards.servers[0].ready.wait(PATIENCE_S)
+    assert all_of(shards) == before
+
+
+def test_the_fresher_of_replica_and_snapshot_is_taken(shards: Shards) -> None:
+    client = shards.up(2, replicas=1, replication="periodic", period_s=3600.0).client()
+    until(lambda: all(s.shard.copies[1 - i].replica is not None for i, s in shards.servers.items()))
+    teach(client, 3)
+    before = all_of(shards)
+    shards.end(0)
+    shards.begin(0)
+    assert shards.servers[0].ready.wait(PATIENCE_S)
+    assert shards.servers[0].recovered == "snapshot 1", "the replica is an hour behind"
+    assert all_of(shards) == before
+
+
+def test_a_zombie_changes_nothing(shards: Shards) -> None:
+    """A shard is replaced while it lives, as where a host was given up too soon: nobody acknowledges what it does then."""
+    client = shards.up(2, replicas=1, without_replica_s=0.4).client(answer_s=0.5)
+    client.create(PLAIN)
+    client.push("plain", [0, 2], -ones((2, 2)))
+    before = client.pull("plain", [0])
+    zombie = shards.servers.pop(0)
+    shards.begin(0, shards.root / "another-host" / "shard-0")
+    assert shards.servers[0].ready.wait(PATIENCE_S)
+    assert shards.servers[0].shard.door.epoch == 2
+    said = client.push("plain", [0], -ones((1, 2)))
+    assert client.lines[0].epoch == 2, "only the successor acknowledges"
+    assert said.repeated == ()
+    assert np.allclose(client.pull("plain", [0]), 2 * before)
+    until(lambda: bool(zombie.shard.ended))
+    assert "fenced by epoch 2" in zombie.shard.ended
+    zombie.close()
+    assert not list(shards.root.glob("snapshots/*")), "nor does it write a snapshot"
+
+
+def test_a_client_refuses_a_lower_epoch(shards: Shards) -> None:
+    client = shards.up(1).client(patience_s=0.2)
+    client.create(PLAIN)
+    client.lines[0].epoch = 9
+    client.lines[0].close()
+    with pytest.raises(ShardAway, match="should be dead"):
+        client.pull("plain", [1])
+
+
+def test_a_follower_refuses_a_lower_epoch(shards: Shards) -> None:
+    shards.up(2, replicas=1)
+    follower = shards.servers[1].shard.copies[0]
+    until(lambda: follower.replica is not None)
+    assert follower.fence(5) == 1
+    assert follower.fence(5) == 5
+    assert follower.fence(0) == 5
+    with contextlib.suppress(OSError):
+        until(lambda: bool(shards.servers[0].shard.ended))
+    assert "fenced by epoch 5" in shards.servers[0].shard.ended, "it was told when it was next asked"

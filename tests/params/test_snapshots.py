@@ -1,0 +1,283 @@
+"""Snapshots: what comes back is what was there, at any number of shards; what is torn, spoiled or unfinished is not believed."""
+
+import errno
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper.errors import AlreadyExists, StoreError
+from clipper.params import Client, TableSpec, snapshots
+from clipper.params.parameters import Parameters
+from clipper.params.recovery import SEQUENCES, Epochs, united
+from clipper.params.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
+from clipper_core.shard_door import ShardDoor
+from tests.params.conftest import Shards, full, ones, zeros
+
+TABLES = (TableSpec("users", 5, optimizer="adam"), TableSpec("items", 3, optimizer="momentum", admit_after=2))
+
+
+def teach(client: Client, seed: int, *, count: int = 12) -> None:
+    draw = np.random.default_rng(seed)
+    for spec in TABLES:
+        client.create(spec)
+    client.push_model({f"w{i}": full(i + 1, i, np.float32) for i in range(5)}, optimizer="adagrad")
+    for _ in range(count):
+        for spec in TABLES:
+            ids = draw.integers(-40, 40, 20)
+            client.push(spec.name, ids, draw.standard_normal((20, spec.dim)))
+        client.push_gradients({f"w{i}": draw.standard_normal(i + 1).astype(np.float32) for i in range(5)})
+
+
+def all_of(shards: Shards) -> dict[Any, Any]:
+    """Every row and variable with its state, by table and id, on whatever shard it is."""
+    found: dict[Any, Any] = {}
+    for server in shards.servers.values():
+        parameters = server.shard.parameters
+        for spec, table in zip(parameters.specs, parameters.tables, strict=True):
+            position: int | None = 0
+            while position is not None:
+                ids, rows, stamps, position = table.walk(position)
+                found |= {(spec.name, int(i)): (row.tobytes(), int(at)) for i, row, at in zip(ids, rows, stamps, strict=True)}
+        for said in parameters.dense.read(range(len(parameters.dense))):
+            found[said["name"]] = (said["value"].tobytes(), said["state"].tobytes(), said["steps"])
+    return found
+
+
+def versions(shards: Shards) -> list[int]:
+    return [shards.servers[i].shard.door.version for i in sorted(shards.servers)]
+
+
+def test_a_shard_comes_back_with_all_it_had(shards: Shards) -> None:
+    client = shards.up(2).client()
+    teach(client, 1)
+    before, version = all_of(shards), versions(shards)
+    seen = [server.shard.door.pushes_seen() for server in shards.servers.values()]
+    shards.down()
+    shards.up(2)
+    assert all_of(shards) == before
+    assert versions(shards) == version
+    assert [{w: s[16:] for w, s in server.shard.door.pushes_seen().items()} for server in shards.servers.values()] == [
+        {w: s[16:] for w, s in one.items()} for one in seen
+    ]
+    assert [server.recovered for server in shards.servers.values()] == ["snapshot 1", "snapshot 2"]
+    assert [t.steps for t in shards.servers[0].shard.parameters.tables] == [12, 12]
+    teach(client, 2)
+    assert versions(shards)[0] > version[0]
+
+
+@pytest.mark.parametrize("now", [1, 2, 5])
+def test_a_set_is_restored_at_any_number_of_shards(shards: Shards, now: int) -> None:
+    client = shards.up(3).client()
+    teach(client, 3)
+    client.call(1, "snapshot")
+    teach(client, 4)
+    before, version = all_of(shards), max(versions(shards))
+    shards.down()
+    shards.up(now)
+    assert all_of(shards) == before
+    assert versions(shards) == [version] * now
+    again = shards.client()
+    teach(again, 5)
+    for shard, server in shards.servers.items():
+        for table in server.shard.parameters.tables:
+            assert (np.mod(table.walk(0, 1000)[0], now) == shard).all(), "each row is on one shard"
+
+
+def test_a_delta_has_what_changed_and_what_is_gone(shards: Shards) -> None:
+    client = shards.up(1, deltas_max=2).client()
+    teach(client, 6)
+    shard = shards.servers[0].shard
+    first = client.call(0, "snapshot")
+    client.push("users", [1000, 1001], ones((2, 5)))
+    gone = shard.parameters.tables[0].walk(0, 100)[0][:3]
+    shard.parameters.tables[0].remove(gone)
+    shard.door.note(0, gone)
+    client.push_gradients({"w4": ones(5)})
+    second = client.call(0, "snapshot")
+    assert (first["base"], second["base"]) == (0, first["number"])
+    assert second["rows"] == 2
+    third = client.call(0, "snapshot")
+    assert third["base"] == second["number"]
+    assert client.call(0, "snapshot")["base"] == 0, "two deltas, then a whole one"
+    before = all_of(shards)
+    assert ("users", int(gone[0])) not in before
+    root = shards.root / "snapshots"
+    shutil.rmtree(root / "version-000000000004")
+    shards.lose(0)
+    shards.up(1)
+    assert shards.servers[0].recovered == "snapshot 3"
+    assert all_of(shards) == before
+
+
+def test_old_snapshots_go_and_deltas_keep_what_they_need(shards: Shards) -> None:
+    client = shards.up(2, snapshots_max=2, deltas_max=1).client()
+    teach(client, 7, count=1)
+    for number in range(1, 9):
+        for shard in range(2):
+            client.call(shard, "snapshot", number=number)
+    found = sets_in(shards.root / "snapshots")
+    assert [one.number for one in found] == [5, 6, 7, 8]
+    assert all(one.complete for one in found)
+    assert [one.parts[0].base for one in found] == [0, 5, 0, 7]
+
+
+def torn(folder: Path) -> None:
+    whole = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(whole[:-9])
+
+
+def spoiled(folder: Path) -> None:
+    whole = bytearray((folder / FILE).read_bytes())
+    whole[len(whole) // 2] ^= 4
+    (folder / FILE).write_bytes(whole)
+
+
+def of_another(folder: Path) -> None:
+    said = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**said, "version": said["version"] + 5}))
+
+
+def unfinished(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def empty(folder: Path) -> None:
+    (folder / MANIFEST).write_text("")
+
+
+@pytest.mark.parametrize("harm", [torn, spoiled, of_another, unfinished, empty])
+def test_a_broken_snapshot_is_not_believed(shards: Shards, harm: Any) -> None:
+    client = shards.up(1, deltas_max=0).client()
+    teach(client, 8)
+    client.call(0, "snapshot")
+    before = all_of(shards)
+    teach(client, 9)
+    client.call(0, "snapshot")
+    shards.lose(0)
+    harm(sorted(shards.root.glob("snapshots/version-*/shard-*"))[-1])
+    shards.up(1)
+    assert shards.servers[0].recovered == "snapshot 1"
+    assert all_of(shards) == before
+
+
+def test_a_full_disk_leaves_what_was_there(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = shards.up(1).client()
+    teach(client, 10)
+    client.call(0, "snapshot")
+    first = all_of(shards)
+    add = snapshots.PartWriter.add
+    written = 0
+
+    def no_room(self: snapshots.PartWriter, piece: Any) -> None:
+        nonlocal written
+        written += 1
+        if written == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, piece)
+
+    monkeypatch.setattr(snapshots.PartWriter, "add", no_room)
+    for whole in (True, False):
+        written = 1 if not whole else 0
+        with pytest.raises(StoreError, match="No space left"):
+            client.call(0, "snapshot", whole=whole)
+    said = client.call(0, "stats")["snapshots"]
+    assert (said["failed"], said["taken"]) == (2, 1)
+    assert sorted(path.name for path in shards.root.glob("snapshots/*/*")) == ["shard-0-of-1"], "no half of one is left"
+    teach(client, 11)
+    monkeypatch.undo()
+    assert client.call(0, "snapshot")["base"] == 0, "what was lost count of is not left out"
+    latest = all_of(shards)
+    assert latest != first
+    shards.lose(0)
+    shards.up(1)
+    assert all_of(shards) == latest
+
+
+def test_a_snapshot_is_of_one_moment(shards: Shards) -> None:
+    """While two workers push to the same rows of two tables: every row of it has had the pushes that it says it has seen."""
+    shards.up(1, deltas_max=3, snapshots_max=9)
+    clients = [shards.client(worker=k + 1) for k in range(2)]
+    for name in ("a", "b"):
+        clients[0].create(TableSpec(name, 2, optimizer="sgd", initializer="zeros"))
+    clients[0].push_model({"w": zeros(2)}, optimizer="sgd")
+    ids, stop = np.arange(3000), threading.Event()
+
+    def work(client: Client) -> None:
+        while not stop.is_set():
+            gradients = full((3000, 2), -100, np.float32)
+            client.push_gradients({"w": full(2, -100)}, {"a": (ids, gradients), "b": (ids, gradients)})
+            client.push("a", ids, gradients)
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    asks = shards.client()
+    for _ in range(10):
+        asks.call(0, "snapshot")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    shards.lose(0)
+    parts = parts_in(shards.root / "snapshots")
+    assert len(parts) == 10
+    for source in snapshots.sources_of(shards.root / "snapshots", 0, 1):
+        twin, door = Parameters(), ShardDoor()
+        for piece in source.read():
+            twin.take(piece)
+            for worker, window in piece.get("seen", {}).items():
+                door.saw(worker, window)
+        pushes = {worker: SEQUENCES.unpack(window)[0] for worker, window in door.pushes_seen().items()}
+        models = sum((n + 1) // 2 for n in pushes.values())
+        alone = sum(n // 2 for n in pushes.values())
+        assert source.version - 1 == models + alone
+        rate = float(twin.dense.variables[0].value[0]) / models if models else 0.0
+        for number, count in ((0, models + alone), (1, models)):
+            rows = twin.tables[number].pull(ids)
+            assert np.allclose(rows, rate * count, rtol=1e-4), (source.name, number)
+
+
+def test_two_processes_are_not_one_shard(tmp_path: Path) -> None:
+    first = Epochs(tmp_path / "shard-0")
+    with pytest.raises(AlreadyExists, match="another process"):
+        Epochs(tmp_path / "shard-0")
+    first.begin(4)
+    first.close()
+    again = Epochs(tmp_path / "shard-0")
+    assert again.last == 4
+    (tmp_path / "shard-0" / "epoch").write_text("")
+    with pytest.raises(StoreError, match="epoch"):
+        _ = again.last
+    again.close()
+
+
+def test_pushes_seen_are_united() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(50):
+        doors, sets = [ShardDoor(), ShardDoor()], [set[int](), set[int]()]
+        for door, seen in zip(doors, sets, strict=True):
+            for one in draw.integers(1, 3000, int(draw.integers(0, 200))).tolist():
+                if door.look(1, one) == 0:
+                    door.note(0, [], 1, one)
+                    seen.add(one)
+        windows = [door.pushes_seen().get(1) for door in doors]
+        if windows[0] is None or windows[1] is None:
+            continue
+        both = ShardDoor()
+        both.saw(1, united(windows[0], windows[1]))
+        high = max(max(seen) for seen in sets)
+        for one in range(1, high + 1):
+            assert both.look(1, one) == (2 if high - one >= 1024 else int(one in sets[0] | sets[1]))
+
+
+def test_a_part_has_one_writer(tmp_path: Path) -> None:
+    first = snapshots.PartWriter(tmp_path, 1, 0, 1)
+    first.add({"tables": []})
+    part = first.finish(base=0, epoch=1, version=2)
+    assert part_of(part.folder) == part
+    with pytest.raises(AlreadyExists):
+        snapshots.PartWriter(tmp_path, 1, 0, 1)
