@@ -126,7 +126,7 @@ def test_a_model_is_loaded_asked_and_unloaded(runtime: Oip, mlserver: MlServer, 
     artifact = artifact_of(tmp_path, "m1", numbers=5_000_000)
     loaded = runtime.load(artifact)
     assert (loaded.model.input, loaded.model.output) == ("f64[3]", "f64[3]")
-    assert 40e6 < loaded.size_bytes < 80e6  # measured: 40 MB of numbers, of a file of 40 bytes
+    assert 30e6 < loaded.size_bytes < 90e6  # measured: 40 MB of numbers, of a file of 40 bytes
     np.testing.assert_array_equal(loaded.model.predict_batch(ROWS), ROWS * 2)
     with pytest.raises(ServerFailed, match="mlserver answers 500"):
         loaded.model.predict_batch(-ROWS)
