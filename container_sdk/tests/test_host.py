@@ -195,6 +195,9 @@ def test_leave_waits_for_the_batch_in_hand_and_says_goodbye(node: Node, listener
     n = node.begin("leave", model="s", address=listener.address)
     kinds = {peer.frame().kind, peer.frame().kind}  # the batch may not have been read when leave comes
     assert kinds == {fake.REPLY, fake.GOODBYE}
+    peer.sock.sendall(fake.frame(fake.GOODBYE))
+    with pytest.raises(EOFError):
+        peer.frame()  # it has said so already
     peer.close()
     assert node.end(n) == {}
     assert node.ask("leave", model="s", address=listener.address) == {}

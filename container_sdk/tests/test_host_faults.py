@@ -34,6 +34,8 @@ class Echo(Model):
             self.most = max(self.most, self.inside)
         if xs[0, 0] < 0:
             wait_for(self.here / "go")
+        if xs[0, 0] == 3:
+            time.sleep(0.1)
         while xs[0, 0] == 2 and self.most < 2:
             time.sleep(0.005)
         with self.lock:
@@ -161,7 +163,7 @@ def test_as_many_batches_at_once_as_the_runtime_says(node, tmp_path: Path) -> No
         assert mine(node, model, type)["concurrency"] == (2 if type == "pair" else 1)
         with listening(tmp_path / f"{model}1") as first, listening(tmp_path / f"{model}2") as second:
             peers = [serve(node, server, model, quiet=True) for server in (first, second)]
-            rows = np.array([[2.0 if type == "pair" else 1.0, 0.0]])
+            rows = np.array([[2.0 if type == "pair" else 3.0, 0.0]])
             for peer in peers:
                 peer.sock.sendall(fake.fixed(rows))
             assert [peer.frame().parts()["rows"].tolist() for peer in peers] == [[2.0 if type == "pair" else 1.0]] * 2
