@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import clipper
+from clipper.errors import StoreError
 from clipper.testing import wait_until
 from tests.end_to_end.test_mesh_nodes import MODELS, QUICK, ROW, Asking, alive, ask, holders, register
 from tests.store.conftest import own_etcd, own_redis
@@ -60,3 +61,9 @@ def test_a_store_that_is_killed_stops_no_query(nodes: list[clipper.ClipperServer
     register(other, tmp_path, "n")
     assert ask(one, "n").tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: [len(holders(one, id)) for id in "mn"] == [1, 1])
+
+
+def test_a_node_does_not_start_without_its_store_and_leaves_nothing(server: Any, tmp_path: Path) -> None:
+    server.kill()
+    with pytest.raises(StoreError, match="reach"):
+        clipper.start(state=server.url, folder=str(tmp_path / "a"), mesh=True)

@@ -106,7 +106,8 @@ class Mesh(Tending, Managing, Draining):
     # -- life
 
     def start(self) -> "Mesh":
-        """Enter the mesh. Returns when models can be loaded here, or when the store or the hosts are away: that is tried on."""
+        """Enter the mesh. Returns when models can be loaded here; hosts that are not ready by then are tried on. StoreError while
+        the store is away."""
         self._thread.start()
         together = threading.Barrier(STORE_THREADS)
         for _ in range(STORE_THREADS):

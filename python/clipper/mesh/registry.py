@@ -40,9 +40,11 @@ class Registry:
 
     def __init__(self, store: Store, settings: MeshSettings) -> None:
         self.store, self.settings = store, settings
-        self.models: Mirror[MeshModel] = Mirror(store, MODELS, lambda value: decode(value, MeshModel))
-        self.vmodels: Mirror[VModel] = Mirror(store, VMODELS, lambda value: decode(value, VModel))
-        self.instances: Mirror[Instance] = Mirror(store, INSTANCES, lambda value: decode(value, Instance))
+        with contextlib.ExitStack() as undo:
+            self.models: Mirror[MeshModel] = undo.enter_context(Mirror(store, MODELS, lambda value: decode(value, MeshModel)))
+            self.vmodels: Mirror[VModel] = undo.enter_context(Mirror(store, VMODELS, lambda value: decode(value, VModel)))
+            self.instances: Mirror[Instance] = Mirror(store, INSTANCES, lambda value: decode(value, Instance))
+            undo.pop_all()
         self.lease: Lease | None = None
         self._me = ""
 
