@@ -1,0 +1,153 @@
+"""clipper.params.torch beside the same modules with tables of their own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here: pip install torch")
+
+from clipper.errors import InvalidInput, StalePush  # noqa: E402
+from clipper.params import TableSpec  # noqa: E402
+from clipper.params.torch import TRIES, Embedding, Worker  # noqa: E402
+from tests.params.conftest import Shards  # noqa: E402
+
+SGD = {"optimizer": "sgd", "optimizer_settings": {"rate": 0.1}}
+USERS = TableSpec("users", 6, initializer="normal", seed=3, **SGD)  # type: ignore[arg-type]
+IDS = torch.tensor([[5, -7, 5], [2**40, 9, 9]])
+
+
+def local(embedding: Embedding, ids: Any) -> tuple[Any, Any]:
+    """An nn.Embedding with the rows of these ids, and the ids as it has them."""
+    each, where = np.unique(ids.numpy(), return_inverse=True)
+    rows = torch.from_numpy(embedding._client.pull(embedding.spec.name, each))
+    return torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False), torch.from_numpy(where).reshape(ids.shape)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_are_those_of_the_shards(shards: Shards, count: int) -> None:
+    client = shards.up(count).client()
+    found = Embedding(client, USERS)(IDS)
+    assert found.shape == (2, 3, 6)
+    assert (found.detach().numpy().reshape(-1, 6) == client.pull("users", IDS.numpy().reshape(-1))).all()
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_bags_are_combined_and_padding_is_nothing(shards: Shards, combiner: Any) -> None:
+    embedding = Embedding(shards.up(1).client(), USERS, combiner=combiner, padding=9)
+    twin, where = local(embedding, IDS)
+    rows = twin(where).detach().numpy() * (IDS.numpy() != 9)[..., None]
+    by = {"sum": [1, 1], "mean": [3, 1], "sqrtn": [np.sqrt(3), 1]}[combiner]
+    expected = rows.sum(1) / np.array(by)[:, None]
+    np.testing.assert_allclose(embedding(IDS).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+    embedding(IDS).sum().backward()
+    ids, _ = embedding.take_gradients()
+    assert 9 not in ids.tolist()
+
+
+def test_a_combiner_that_is_none_is_refused(shards: Shards) -> None:
+    with pytest.raises(InvalidInput, match="sum, mean or sqrtn"):
+        Embedding(shards.up(1).client(), USERS, combiner="max")  # type: ignore[arg-type]
+
+
+def test_a_push_is_the_step_that_a_local_table_would_take(shards: Shards) -> None:
+    client = shards.up(2).client()
+    embedding = Embedding(client, USERS)
+    twin, where = local(embedding, IDS)
+    for one, ids in ((embedding, IDS), (twin, where)):
+        (one(ids) ** 2).sum().backward()
+        one(ids).sum().backward()  # called twice: both count
+    embedding.push()
+    with torch.no_grad():
+        expected = twin.weight - 0.1 * twin.weight.grad
+    np.testing.assert_allclose(client.pull("users", np.unique(IDS.numpy())), expected.numpy(), rtol=1e-5, atol=1e-6)
+    embedding.push()
+    assert embedding.take_gradients() is None, "they are pushed once"
+
+
+def test_who_does_not_train_asks_without_gradients(shards: Shards) -> None:
+    embedding = Embedding(shards.up(1).client(), USERS)
+    embedding.eval()
+    embedding(IDS)
+    with torch.no_grad():
+        embedding.train()(IDS)
+    assert embedding.take_gradients() is None
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    """The mean of a bag's rows, and a line."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.line = embedding, torch.nn.Linear(6, 1)
+
+    def forward(self, ids: Any) -> Any:
+        return self.line(self.rows(ids).mean(-2)).squeeze(-1)
+
+
+def loss_of(model: Any, batch: Any) -> Any:
+    ids, y = batch
+    return ((model(ids) - y) ** 2).mean()
+
+
+def batches(count: int) -> list[Any]:
+    draw = np.random.default_rng(1)
+    found = []
+    for _ in range(count):
+        ids = draw.integers(0, 40, (16, 3))
+        found.append((torch.from_numpy(ids), torch.from_numpy(np.sin(ids).sum(1).astype(np.float32))))
+    return found
+
+
+def test_training_through_shards_is_training(shards: Shards) -> None:
+    client = shards.up(3).client()
+    model = Model(Embedding(client, USERS))
+    worker = Worker(client, model, optimizer="sgd", settings={"rate": 0.1})
+    every = torch.arange(40)
+    twin = Model(torch.nn.Embedding.from_pretrained(torch.from_numpy(client.pull("users", every.numpy())), freeze=False))
+    steps = torch.optim.SGD(twin.parameters(), lr=0.1)
+    losses = list(worker.fit(batches(60), loss_of))
+    for i, batch in enumerate(batches(60)):
+        steps.zero_grad()
+        loss = loss_of(twin, batch)
+        loss.backward()
+        steps.step()
+        assert losses[i] == pytest.approx(float(loss.detach()), rel=1e-3)
+
+
+def test_a_second_worker_takes_the_firsts_values(shards: Shards) -> None:
+    client = shards.up(2).client()
+    first = Worker(client, Model(Embedding(client, USERS)), settings={"rate": 0.1})
+    list(first.fit(batches(5), loss_of))
+    other = shards.client()
+    model = Model(Embedding(other, USERS))
+    with torch.no_grad():
+        model.line.weight.zero_()
+    second = Worker(other, model, settings={"rate": 0.1})
+    second.pull()
+    first.pull()
+    assert (model.line.weight == first.module.line.weight).all()
+
+
+def test_a_batch_that_is_too_late_is_computed_anew(shards: Shards) -> None:
+    client = shards.up(1, lag_max=1).client()
+    model = Model(Embedding(client, USERS))
+    worker = Worker(client, model, settings={"rate": 0.01})
+    other = shards.client()
+    worker.pull()
+    turns = []
+
+    def late(module: Any, times: int) -> Any:
+        turns.append(1)
+        for _ in range(3 if len(turns) <= times else 0):  # somebody else is faster
+            other.push("users", [1], np.ones((1, 6), np.float32))
+        return loss_of(module, batches(1)[0])
+
+    worker.step(lambda module: late(module, 0))
+    turns.clear()
+    worker.step(lambda module: late(module, 2))
+    assert (len(turns), worker.refused, worker.steps) == (3, 2, 2)
+    turns.clear()
+    with pytest.raises(StalePush, match="64 times"):
+        worker.step(lambda module: late(module, TRIES))
