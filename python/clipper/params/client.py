@@ -206,7 +206,7 @@ class Client:
             for shard, part in enumerate(parts):
                 part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
                 part["version"] = versions[shard] if versions is not None else 0
-            answers = [said for _, said in self.call_all("push_gradients", each=parts)]
+            answers = self._push_parts(parts)
         return {
             "accepted": all(said["accepted"] for said in answers),
             "versions": [int(said["version"]) for said in answers],
@@ -232,6 +232,17 @@ class Client:
             return [(self.lines[shard], unpacked(ask.body)) for shard, ask in asks]
 
     # -- inside
+
+    def _push_parts(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Asynchronous shards each take theirs. Of synchronous ones the others check it, shard 0 decides, and they follow."""
+        if self.lines[0].mode != "sync" or len(self.lines) == 1:
+            return [said for _, said in self.call_all("push_gradients", each=parts)]
+        self.call_all("push_gradients", each=[{**part, "check": True} for part in parts])
+        first = self.call(0, "push_gradients", **parts[0])
+        if not first["accepted"]:
+            return [first] * len(parts)
+        step = {"step": first["step"]}
+        return [said for _, said in self.call_all("push_gradients", each=[{**part, **step} for part in parts])]
 
     def _new_sequence(self) -> int:
         """Above all that shards know of this worker: its number may have been another process's before."""

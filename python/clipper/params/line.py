@@ -54,6 +54,7 @@ class Line:
         self.epoch = 0  # the highest it was seen in: one with a lower is a shard that should be dead
         self.version = 0  # of the model there, as last heard
         self.sequence = 0  # of this worker's pushes there, the highest that it knew when we met
+        self.mode = "async"
         self.tables: dict[str, int] = {}
 
     @property
@@ -172,6 +173,7 @@ class Line:
                 raise ShardAway(f"{self.name} is one of epoch {head.epoch} that should be dead; its successor has {self.epoch}.")
             self.epoch = head.epoch
             self.sequence = int(said.get("sequence", 0))
+            self.mode = str(said.get("mode", "async"))
             self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
         except (OSError, ClipperError, TypeError, ValueError):
             self.close()

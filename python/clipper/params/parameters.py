@@ -32,6 +32,7 @@ class Parameters:
         self.specs: list[TableSpec] = []
         self.tables: list[Table] = []
         self.dense = Dense()
+        self.gathered: list[Piece] = []  # pushes that were taken for a step that is not made yet: see stepping
 
     def number(self, name: str) -> int:
         """Raises UnknownTable."""
@@ -72,6 +73,7 @@ class Parameters:
             "tables": [msgspec.to_builtins(spec) for spec in self.specs],
             "steps": [table.steps for table in self.tables],
             "dense": self.dense.said(),
+            "gathered": self.gathered,
         }
 
     def piece(self, cursor: Cursor) -> tuple[Piece, Cursor | None]:
@@ -134,6 +136,7 @@ class Parameters:
             table.steps = max(table.steps, int(steps))
         if "dense" in piece:
             self.dense.hear(piece["dense"])
+            self.gathered = list(piece.get("gathered", ())) if mine is None else []
         for part in piece.get("rows", ()):
             self._take_rows(part, shard, shards)
         variables: Iterable[Mapping[str, Any]] = piece.get("variables", ())

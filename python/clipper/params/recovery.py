@@ -138,6 +138,9 @@ def recover(
                 return _read(source, epoch, shard, shards)
             except (OSError, ClipperError, ValueError, KeyError) as error:
                 log.warning("shard %d does not recover from %s: %s", shard, source.name, error)
+        if copies or older:
+            hint = "Restore a snapshot, or take them away."
+            raise StoreError(f"shard {shard} can read none of what there is of it.", hint=hint)
         return Recovered(Parameters(), 0, {}, epoch, "nothing: it begins empty")
     finally:
         for line in lines:

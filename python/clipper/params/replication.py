@@ -76,14 +76,14 @@ class Following:
         self._last: bytes | None = None
         self._backlog: list[dict[int, Ids] | Piece] = []
         self._rest: Piece = {}
-        self._whole = False
+        self._whole = self._confirmed = False
         self._rounds = 0
 
     def begin(self) -> Piece:
         """It has nothing: what is known without rows, and from here on all changes."""
         self._door.follow(self.slot, waited=self.waited)
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
-        self.acknowledged, self.position, self._whole, self._rounds = 0, 0, False, 0
+        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = 0, 0, False, False, 0
         with still(self._door):
             seen = self._door.pushes_seen()
             return {**ANEW, **self._parameters.shape(), "serial": self.serial, "seen": seen, "version": self._door.version}
@@ -98,11 +98,16 @@ class Following:
             raise LookupError
         if serial < self.serial:
             return self._last
-        self._last = None
+        self._last, self._confirmed = None, self._whole
         if self._whole and not self._backlog and self.acknowledged < self.position:
             self.acknowledged, self.left = self.position, False
             self._door.acknowledge(self.slot, self.position)
         return None
+
+    @property
+    def is_whole(self) -> bool:
+        """It has a whole copy, and has said so."""
+        return self.on and self._confirmed
 
     @property
     def has_news(self) -> bool:

@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import ClipperError, InvalidInput
+from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params import frames
 from clipper.params.frames import Kind, Refusal, packed, unpacked
 from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
 from clipper.params.recovery import SEQUENCES
 from clipper.params.replication import Follower, Followers, asked, still
+from clipper.params.stepping import Stepping
 from clipper.params.tables import TableSpec
 from clipper.params.training import Pushed, Training
 from clipper.settings.params import ParamsSettings
@@ -64,7 +65,7 @@ class Shard:
         self.door = ShardDoor(frame_bytes_max=settings.frame_bytes_max, connections_max=settings.connections_max)
         self.door.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
         self.parameters = Parameters()
-        self.training = Training(self.door, self.parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
+        self.training = self._training(self.parameters)
         self.ended = ""  # why
         self.snapshots: Any = None
         self._began_s = time.monotonic()
@@ -90,6 +91,7 @@ class Shard:
             "push_model": self._push_model,
             "pull_variables": self._pull_variables,
             "push_gradients": self._push_gradients,
+            "push_rows": self._push_rows,
             "synchronize": self._synchronize,
             "walk": self._walk,
             "snapshot": self._snapshot,
@@ -104,6 +106,13 @@ class Shard:
         """To another shard of the set. Its worker's number is none: it pushes nothing."""
         return Line(shard, self.place.addresses.__getitem__, self.place.token, 0, answer_s)
 
+    def _training(self, parameters: Parameters) -> Training:
+        settings, decides = self.place.settings, self.place.number == 0
+        if settings.mode == "sync":
+            wait = settings.grads_to_wait
+            return Stepping(self.door, parameters, decides=decides, grads_to_wait=wait, lag_max=settings.lag_max)
+        return Training(self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
+
     def _followers(self) -> Followers:
         place = self.place
         waited = place.settings.replication == "waited"
@@ -115,8 +124,7 @@ class Shard:
     def adopt(self, parameters: Parameters, version: int, seen: dict[int, bytes], epoch: int) -> None:
         """What it recovered; it serves from now on. Threads: the answering one."""
         self.parameters = parameters
-        settings = self.place.settings
-        self.training = Training(self.door, parameters, lag_max=settings.lag_max, slows=settings.lag_slows)
+        self.training = self._training(parameters)
         for table in parameters.tables:
             self.door.add_table(table, by_python=self.training.by_python)
         for worker, window in seen.items():
@@ -160,7 +168,7 @@ class Shard:
 
     def _answer(self, whom: Whom, head: tuple[Any, ...], body: bytes) -> None:
         try:
-            said = {"call": "push_rows", "head": head, "body": body} if head[0] == Kind.PUSH else unpacked(body)
+            said = {"call": "push_rows"} if head[0] == Kind.PUSH else unpacked(body)
             name = str(said.get("call"))
             if name == "hello":
                 self._hello(said, whom)
@@ -201,6 +209,7 @@ class Shard:
         if self._now_s - self._expired_s >= EXPIRE_S:
             self._expired_s = self._now_s
             self.expire()
+        self.training.tick()
         patience_s = self.place.settings.without_replica_s
         if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
             self._asking = True
@@ -265,6 +274,7 @@ class Shard:
         answer = {"shard": self.place.number, "shards": self.place.shards, "tables": self.parameters.numbers()}
         worker = said.get("worker")
         window = self.door.pushes_seen().get(worker) if isinstance(worker, int) else None
+        answer["mode"] = self.place.settings.mode
         answer["sequence"] = SEQUENCES.unpack(window)[0] if window else 0  # the highest that was seen of this worker
         self.door.answer(whom, packed({**answer, "ready": self.door.ready, "pid": os.getpid()}), admit=True)
 
@@ -305,6 +315,10 @@ class Shard:
 
     def _push_gradients(self, said: Piece, whom: Whom) -> None:
         self._when_sure(self.training.push(said), whom)
+
+    def _push_rows(self, _: Piece, __: Whom) -> Piece:
+        hint = "Use client.push_gradients."
+        raise DoesNotFit("rows alone are not a step: these shards make steps of several workers' gradients.", hint=hint)
 
     # -- calls of other shards
 
@@ -374,8 +388,8 @@ class Shard:
             "tables": {s.name: {"rows": len(t), "dim": s.dim, "nbytes": t.nbytes, "steps": t.steps} for s, t in named},
             "door": self.door.stats(),
             "followers": [
-                {"shard": f.shard, "on": f.on, "waited": f.waited, "behind": self.door.position - f.acknowledged,
-                 "heard_s": self._now_s - f.heard_s} for f in self.followers.each
+                {"shard": f.shard, "on": f.on, "waited": f.waited, "whole": f.is_whole,
+                 "behind": self.door.position - f.acknowledged, "heard_s": self._now_s - f.heard_s} for f in self.followers.each
             ],
             "replicas": [
                 {"shard": of, "whole": r is not None, "epoch": r.epoch if r else 0, "version": r.version if r else 0,

@@ -67,6 +67,9 @@ class Training:
             return Pushed({"accepted": False, "version": self.door.version, "why": why}, 0)
         return self.apply(gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale)
 
+    def tick(self) -> None:
+        """Again and again."""
+
     def lag(self, gradients: Gradients) -> int:
         return max(0, self.door.version - gradients.version) if gradients.version else 0
 
