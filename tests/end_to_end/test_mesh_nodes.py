@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,19 @@ from clipper.mesh.records import Policy
 from clipper.testing import wait_until
 from tests.store.conftest import RedisServer, own_redis
 
-MODELS = "def double(rows):\n    return rows * 2\ndef triple(rows):\n    return rows * 3\n"
+MODELS = """
+import time
+
+def double(rows):
+    return rows * 2
+
+def triple(rows):
+    return rows * 3
+
+def slow(rows):
+    time.sleep(0.03 * len(rows))
+    return rows
+"""
 QUICK = {
     "enabled": True, "publish_s": 0.05, "rate_s": 0.1, "rate_per_copy": 1 << 30, "lease_s": 5.0, "reaper_s": 0.2,
     "janitor_s": 0.2, "drain_s": 5.0,
@@ -363,3 +376,19 @@ def test_a_vmodel_is_switched_without_a_lost_query(start: Start, folder: Path) -
     assert not asking.failed
     assert nodes[0].mesh.rollback_vmodel("v").target == "m"
     wait_until(lambda: nodes[0].mesh.vmodel_status("v").active == "m")
+
+
+def test_rows_that_wait_long_for_their_slo_get_a_second_copy(start: Start, folder: Path) -> None:
+    nodes = [start("one"), start("two")]
+    wait_until(lambda: len(alive(nodes[0])) == 2)
+    nodes[0].register_model("m", "models.py:slow", key=str(folder), policy=Policy(slo_ms=200.0))
+    waiting = []
+
+    def has_two() -> bool:
+        waiting.extend(nodes[0].predict("m", ROW + len(waiting) + n, slo_ms=60_000) for n in range(4))
+        time.sleep(0.05)
+        return len(holders(nodes[0])) == 2
+
+    wait_until(has_two, patience_s=30)
+    assert any("rows wait" in said.why for node in nodes for said in node.mesh.explain("m").history)
+    assert all(not future.result(60).is_default for future in waiting)

@@ -317,7 +317,6 @@ class Managing(Parts):
                 heard(event_of(of, change))
 
 
-
 def checked(id: str, noun: str) -> None:
     """InvalidInput for what is no id."""
     try:

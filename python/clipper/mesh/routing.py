@@ -58,6 +58,11 @@ class Route:
         """Why a query was not answered; empty when it is not that nobody serves it."""
         return "" if self.served else self.why or "it was not loaded by the deadline"
 
+    def queue_ms(self) -> float:
+        """What a row that is submitted now waits until a copy takes it, as forecast."""
+        delay_us: int = self.core.engine.model_counts(self.core.index)["delay_us"]
+        return round(delay_us / 1000, 3)
+
     def touch(self) -> None:
         """A query comes."""
         self.used_ms = wall_time_us() // 1000

@@ -66,8 +66,9 @@ class Tending(Leading):
             lenders = route.lenders
             waited, route.waited = min(route.waited, asked), 0
             self.local.counts.asked(asked - waited, waited)
+            share, queue_ms = max(1, asked // max(1, len(lenders))), route.queue_ms()
             for number in lenders:
-                digests[number].append([route.id, route.used_ms, max(1, asked // len(lenders))])
+                digests[number].append([route.id, route.used_ms, share, queue_ms])
         by_number = {instance.number: instance.id for instance in self.instances()}
         for number, used in digests.items():
             id = by_number.get(number)
@@ -83,10 +84,11 @@ class Tending(Leading):
             self._used(message.get("used", ()))
 
     def _used(self, used: Any) -> None:
-        for id, used_ms, count in used:
+        for id, used_ms, count, *queue_ms in used:
             at_ms = min(int(used_ms), now_ms())
             self.local.residents.touch(str(id), at_ms, int(count))
-            self.uses.note(str(id), at_ms, int(count))
+            waited_ms = count * float(queue_ms[0]) if queue_ms else 0.0  # a node of an older version says nothing of it
+            self.uses.note(str(id), at_ms, int(count), waited_ms)
 
     # -- this node's record and lease
 
