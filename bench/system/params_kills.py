@@ -76,7 +76,7 @@ class Worker(threading.Thread):
             self.failed = error
 
 
-def kill(local: LocalSet, shard: int, found: Found) -> None:
+def kill(local: LocalSet, shard: int, found: Found, again_s: float) -> None:
     """One, and until it answers a pull and a push again."""
     pid = local.pids().get(shard)
     if pid is None:
@@ -84,6 +84,11 @@ def kill(local: LocalSet, shard: int, found: Found) -> None:
     began_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+    if again_s:  # and its next life, while that recovers or has just done so
+        time.sleep(again_s)
+        began_s = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(local.pids().get(shard, pid), signal.SIGKILL)
     ids = np.array([PROBE * SHARDS + shard])
     with Client(str(local.folder), patience_s=PATIENCE_S) as probe:
         probe.call(shard, "tables")
@@ -132,7 +137,7 @@ def life(kills: int, seed: int, *, pause_s: float = 0.8, **settings: Any) -> Fou
                     worker.start()
                 for _ in range(kills):
                     time.sleep(draw.uniform(0, pause_s))
-                    kill(local, draw.randrange(SHARDS), found)
+                    kill(local, draw.randrange(SHARDS), found, draw.uniform(0, 0.1) if draw.random() < 0.25 else 0.0)
                 for worker in workers:
                     worker.enough.set()
                 for worker in workers:

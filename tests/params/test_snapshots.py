@@ -13,7 +13,7 @@ import pytest
 from clipper.errors import AlreadyExists, StoreError
 from clipper.params import Client, TableSpec, snapshots
 from clipper.params.parameters import Parameters
-from clipper.params.recovery import SEQUENCES, Epochs, united
+from clipper.params.recovery import SEQUENCES, Epochs, Recovered, Source, recover, united
 from clipper.params.snapshots import FILE, MANIFEST, part_of, parts_in, sets_in
 from clipper_core.shard_door import ShardDoor
 from tests.params.conftest import Shards, full, ones, zeros
@@ -281,3 +281,38 @@ def test_a_part_has_one_writer(tmp_path: Path) -> None:
     assert part_of(part.folder) == part
     with pytest.raises(AlreadyExists):
         snapshots.PartWriter(tmp_path, 1, 0, 1)
+
+
+def source(epoch: int, version: int, name: str, error: Exception | None = None) -> Source:
+    def read() -> list[dict[str, Any]]:
+        if error is not None:
+            raise error
+        return [{"version": version}]
+
+    return Source(epoch, version, name, read, False)
+
+
+def recovered(folder: Path, *sources: Source) -> Recovered:
+    epochs = Epochs(folder)
+    try:
+        return recover(0, 1, [], epochs, sources, patience_s=0.0, stopping=lambda: False)
+    finally:
+        epochs.close()
+
+
+def test_a_later_life_counts_more_than_a_higher_version(tmp_path: Path) -> None:
+    old, new = source(1, 90, "old"), source(2, 50, "new")
+    found = recovered(tmp_path, old, new)
+    assert (found.source, found.version, found.epoch) == ("new", 50, 3)
+    spoiled = source(7, 99, "spoiled", StoreError("its checksum is another"))
+    found = recovered(tmp_path, old, spoiled, new)
+    assert (found.source, found.epoch) == ("new", 8)
+
+
+def test_one_that_can_read_nothing_does_not_begin_empty(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="none of what there is"):
+        recovered(tmp_path, source(1, 5, "torn", OSError(5, "Input/output error")))
+
+
+def test_each_life_has_a_higher_epoch(tmp_path: Path) -> None:
+    assert [recovered(tmp_path).epoch for _ in range(4)] == [1, 2, 3, 4]

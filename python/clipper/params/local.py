@@ -32,6 +32,7 @@ from clipper.settings.params import ParamsSettings
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL: a last snapshot
+STANDING_BY = 2  # processes that wait to become a shard: to start one takes longer than to recover
 QUICK_S = 2.0  # a shard that lives less long
 QUICK_MAX = 3  # so often in a row is started again after a pause
 PAUSE_S_MAX = 5.0
@@ -130,7 +131,7 @@ class LocalSet:
             os.close(self._lock)
             raise
         self._shards: dict[int, _Process] = {}
-        self._standby: _Process | None = None
+        self._standing: list[_Process] = []
         self._quick = [0] * settings.shards
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._posted: deque[Callable[[], None]] = deque()
@@ -222,7 +223,7 @@ class LocalSet:
     def _turn(self) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        children = {one.pid_fd: one for one in [*self._shards.values(), *([self._standby] if self._standby else [])]}
+        children = {one.pid_fd: one for one in [*self._shards.values(), *self._standing]}
         for fd in children:
             poll.register(fd, select.POLLIN)
         wait_s = min((at for at, _ in self._due), default=time.monotonic() + 60) - time.monotonic()
@@ -243,11 +244,12 @@ class LocalSet:
         self._due.append((time.monotonic() + seconds, work))
 
     def _stand_by(self) -> None:
-        if self._standby is None:
-            self._standby = _Process(self.folder)
+        if len(self._standing) < STANDING_BY:
+            self._standing.append(_Process(self.folder))
+            self._after(STANDBY_S, self._stand_by)
 
     def _start(self, number: int) -> None:
-        one, self._standby = self._standby or _Process(self.folder), None
+        one = self._standing.pop(0) if self._standing else _Process(self.folder)
         self._shards[number] = one
         with contextlib.suppress(OSError):  # it is gone: _ended will hear of it
             one.become(number, self.folder)
@@ -255,8 +257,8 @@ class LocalSet:
 
     def _ended(self, one: _Process) -> None:
         code = one.reap()
-        if one is self._standby:
-            self._standby = None
+        if one in self._standing:
+            self._standing.remove(one)
             self._after(STANDBY_S, self._stand_by)
             return
         number = one.number
@@ -272,7 +274,7 @@ class LocalSet:
             self._start(number)
 
     def _end(self) -> None:
-        every = [*self._shards.values(), *([self._standby] if self._standby else [])]
+        every = [*self._shards.values(), *self._standing]
         for one in every:
             one.popen.send_signal(signal.SIGTERM)
         until = time.monotonic() + GRACE_S
