@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
+from bench.system import params_wire
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
 
@@ -29,7 +30,7 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
     groups: dict[str, Callable[[bool], list[Row]]] = {
-        "pull": pulls, "push": pushes, "memory": memory,
+        "pull": pulls, "push": pushes, "wire": params_wire.rows, "memory": memory,
     }  # fmt: skip
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")

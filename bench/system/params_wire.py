@@ -1,0 +1,233 @@
+"""Rows over a loopback socket: a shard of ours beside bare TCP, gRPC with the design document's messages, and Redis.
+
+`python -m bench.system.params_wire KIND` is one of them as a process: it prints its address, and serves until it is killed.
+"""
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Goal, Row, absent, interleave, row
+from bench.system.mesh_servers import free_ports
+
+ROWS, DIM, TABLE = 512, 64, 100_000
+TOKEN = "bench"
+PULL = 8 * ROWS
+ANSWER = 4 * ROWS * DIM
+Ask = Callable[[Any], object]
+
+
+def rows(quick: bool = False) -> list[Row]:
+    n, turns = (50, 3) if quick else (400, 7)
+    with ExitStack() as stack:
+        client = stack.enter_context(ours())
+        pushed = np.random.default_rng(2).standard_normal((ROWS, DIM)).astype(np.float32)
+        cases: dict[str, Ask] = {
+            "ours": lambda ids: client.pull("bench", ids),
+            "ours, pushed": lambda ids: client.push("bench", ids, pushed),
+            "bare TCP": stack.enter_context(bare()),
+        }
+        missing = {}
+        for name, peer in (("gRPC, the document's messages", over_grpc), ("Redis MGET", redis)):
+            try:
+                cases[name] = stack.enter_context(peer())
+            except (ImportError, FileNotFoundError) as error:
+                missing[name] = f"not measured: {error}"
+        draw = np.random.default_rng(1)
+        found = interleave({name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns)
+    what = f"{ROWS} rows of {DIM} floats"
+    out = [row(f"pull of {what}, of bare TCP", found["ours"], "us", "bare TCP", found["bare TCP"], Goal("at_most", 2))]
+    goals = {"gRPC, the document's messages": Goal("at_most", 0.1), "Redis MGET": None}
+    for name, goal in goals.items():
+        if name in found:
+            out.append(row(f"pull of {what}, of {name}", found["ours"], "us", name, found[name], goal))
+        else:
+            out.append(absent(f"pull of {what}, of {name}", "us", missing[name], name, goal))
+    out.append(row(f"push of {what}", found["ours, pushed"], "us", "pull", found["ours"]))
+    return out
+
+
+def p50_us(ask: Ask, draw: Any, n: int) -> float:
+    took = []
+    for _ in range(n):
+        ids = draw.integers(0, TABLE, ROWS)
+        begun = time.perf_counter_ns()
+        ask(ids)
+        took.append(time.perf_counter_ns() - begun)
+    return float(np.median(took)) / 1e3
+
+
+# -- those who are asked
+
+
+@contextmanager
+def process(kind: str) -> Iterator[str]:
+    running = subprocess.Popen([sys.executable, "-m", "bench.system.params_wire", kind], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    try:
+        yield running.stdout.readline().strip()
+    finally:
+        running.kill()
+        running.communicate()
+
+
+@contextmanager
+def ours() -> Iterator[Any]:
+    from clipper.params import Client, TableSpec
+
+    with process("ours") as address, Client([address], token=TOKEN) as client:
+        client.create(TableSpec("bench", DIM))
+        ids = np.arange(TABLE)
+        for at in range(0, TABLE, 4096):
+            client.push("bench", ids[at : at + 4096], np.ones((len(ids[at : at + 4096]), DIM), np.float32))
+        yield client
+
+
+@contextmanager
+def bare() -> Iterator[Ask]:
+    with process("bare") as address:
+        line = socket.create_connection(("127.0.0.1", int(address)))
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        out = np.empty((ROWS, DIM), np.float32)
+        into = memoryview(out).cast("B")
+
+        def ask(ids: Any) -> None:
+            line.sendall(ids)
+            fill(line, into)
+
+        with line:
+            yield ask
+
+
+def fill(line: socket.socket, into: memoryview) -> None:
+    at = 0
+    while at < len(into):
+        n = line.recv_into(into[at:])
+        if not n:
+            raise ConnectionError("closed")
+        at += n
+
+
+@contextmanager
+def over_grpc() -> Iterator[Ask]:
+    import grpc
+
+    request, tensor = messages()
+    with process("grpc") as address, grpc.insecure_channel(f"127.0.0.1:{address}") as channel:
+        call = channel.unary_unary("/PServer/pull_embedding_vector", request.SerializeToString, tensor.FromString)
+
+        def ask(ids: Any) -> Any:
+            answer = call(request(name="bench", ids=ids.tolist()))
+            return np.frombuffer(answer.content, np.float32).reshape(ROWS, DIM)
+
+        yield ask
+
+
+def messages() -> tuple[Any, Any]:
+    """PullEmbeddingVectorRequest and Tensor of the design document's appendix."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="pserver.proto", syntax="proto3")
+    fields = {
+        "PullEmbeddingVectorRequest": [("name", 1, 9, 1), ("ids", 2, 3, 3)],
+        "Tensor": [("name", 1, 9, 1), ("data_type", 2, 5, 1), ("dim", 3, 3, 3), ("content", 4, 12, 1), ("indices", 5, 3, 3)],
+    }
+    for name, its in fields.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, label in its:
+            message.field.add(name=field, number=number, type=kind, label=label)  # type: ignore[arg-type]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]
+    both = [message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in fields]  # type: ignore[no-untyped-call]
+    return both[0], both[1]
+
+
+@contextmanager
+def redis() -> Iterator[Ask]:
+    import redis as peer
+
+    if shutil.which("redis-server") is None:
+        raise FileNotFoundError("no redis-server. apt-get install redis-server")
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
+        (port,) = free_ports(1)
+        command = ["redis-server", "--port", str(port), "--dir", folder, "--save", ""]
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            client = peer.Redis(port=port, retry=None)
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    client.ping()
+                    break
+                except peer.ConnectionError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.05)
+            whole = np.ones(DIM, np.float32).tobytes()
+            for at in range(0, TABLE, 10_000):
+                client.mset({str(i): whole for i in range(at, at + 10_000)})
+            yield lambda ids: np.frombuffer(b"".join(client.mget(ids.tolist())), np.float32)
+        finally:
+            running.kill()
+            running.wait()
+
+
+# -- as processes
+
+
+def serve_ours() -> None:
+    from clipper.params.server import ShardServer
+    from clipper.params.shard import Place
+    from clipper.settings.params import ParamsSettings
+
+    (port,) = free_ports(1)
+    address = f"tcp:127.0.0.1:{port}"
+    server = ShardServer(Place(0, (address,), ParamsSettings(shards=1), TOKEN, None)).start()
+    server.ready.wait(20)
+    print(address, flush=True)
+    server.wait()
+
+
+def serve_bare() -> None:
+    table = np.ones((TABLE, DIM), np.float32)
+    ids, out = np.empty(ROWS, np.int64), np.empty((ROWS, DIM), np.float32)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        print(door.getsockname()[1], flush=True)
+        line, _ = door.accept()
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            fill(line, memoryview(ids).cast("B"))
+            np.take(table, ids, axis=0, out=out, mode="clip")
+            line.sendall(out)
+
+
+def serve_grpc() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import grpc
+
+    request, tensor = messages()
+    table = np.ones((TABLE, DIM), np.float32)
+
+    def pull(asked: Any, _: Any) -> Any:
+        found = np.take(table, np.array(asked.ids, np.int64), axis=0)
+        return tensor(name=asked.name, data_type=5, dim=found.shape, content=found.tobytes(), indices=asked.ids)
+
+    handler = grpc.unary_unary_rpc_method_handler(pull, request.FromString, tensor.SerializeToString)
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("PServer", {"pull_embedding_vector": handler}),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    server.start()
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    {"ours": serve_ours, "bare": serve_bare, "grpc": serve_grpc}[sys.argv[1]]()
