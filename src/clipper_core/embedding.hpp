@@ -1,4 +1,4 @@
-// How the floats of a row become what was asked for.
+// Fetching a row ahead of time, and how its floats become what was asked for.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,27 @@
 #include <immintrin.h>
 #endif
 
+#include "row_index.hpp"
+
 namespace clipper {
+
+// Each step is a few moves, where memcpy of so little would be a call.
+inline void copy_row(float* __restrict to, const float* __restrict from, std::uint32_t n) {
+    for (; n >= 16; n -= 16, to += 16, from += 16) __builtin_memcpy(to, from, 64);
+    for (; n >= 4; n -= 4, to += 4, from += 4) __builtin_memcpy(to, from, 16);
+    for (; n; --n) *to++ = *from++;
+}
+
+// Lines that a row begins with; of one that has more, the core itself sees that it goes on.
+inline void fetch_row(const float* row, std::size_t bytes, bool to_write) {
+    const char* at = reinterpret_cast<const char*>(row);
+    const char* end = at + (bytes < 1024 ? bytes : 1024);
+    for (; at < end; at += 64) {
+        if (to_write) fetch_to_write(at);
+        else __builtin_prefetch(at);
+    }
+    if (!to_write) __builtin_prefetch(end - 1);
+}
 
 inline std::uint16_t f16_of(float x) {  // to nearest, ties to even; too large is infinite
     std::uint32_t bits;

@@ -3,17 +3,18 @@
 # A row is its weights and, right behind them, the optimizer's state. No two ids share a row. Until its first update a row is a
 # pure function of (key of the table, id), so reading one that is not there stores nothing and still always gives the same.
 #
-# Threads: any. A row is read and written under the lock of its id's bucket; the gate keeps everybody out while a part of the
-# index moves. What takes long lets others in after every BATCH ids.
+# Threads: any. A row is read and written under the lock of its id's bucket, or by a thread that is the only one inside the gate;
+# which keeps everybody out while a part of the index moves. What takes long lets others in after every BATCH ids.
 from clipper_core.initializer cimport Start
 from clipper_core.machine cimport atomic, i64, u8, u16, u32, u64
 from clipper_core.optimizer cimport Rule, Stride
 from clipper_core.row_arena cimport Arena
 from clipper_core.row_index cimport Index
+from clipper_core.row_lock cimport RowGate
 
 cdef enum:
     BATCH = 4096            # ids between two looks at the gate
-    BLOCK = 32              # ids whose buckets, then rows, are fetched together
+    BLOCK = 64              # ids whose buckets, then rows, are fetched together
 
 cdef enum Pulled:           # what elements of a pulled row are
     PULL_F32 = 0
@@ -40,7 +41,8 @@ cdef struct Rows:
     atomic[u8]* seen        # how often ids without a row were pushed: a sketch
     Index index
     Arena arena
-    atomic[u32] gate        # threads inside, and a bit for the one who wants to be alone
+    u64 moves               # of parts of the index; changed by who is alone
+    RowGate gate
     atomic[u64] hand        # where the search for the oldest goes on
 
 cdef struct Distinct:       # the ids of a push, each once, in the order of their first gradients

@@ -11,26 +11,28 @@ push: nothing is sorted or copied.
 A lock for each row costs next to nothing, since it lies in the line that must be read anyway; so no update is ever lost, and
 no reader sees half of one. ElasticDL and TFRA live with both.
 
-The gate is a count of those inside and a bit for the one who moves a part. Whoever sees the bit leaves at once and waits outside.
+A thread that has the table for itself, as that of a shard mostly does, takes no locks: a locked instruction waits for all stores
+before it, which is for the copy of the row before. Whoever comes meanwhile waits for the end of a block, some microseconds.
 """
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from clipper_core.initializer cimport start_row
-from clipper_core.machine cimport acquire, atomic, i64, pause, relaxed, release, u8, u16, u32, u64
+from clipper_core.machine cimport atomic, i64, pause, relaxed, u8, u16, u32, u64
 from clipper_core.optimizer cimport Stride, add_row, optimizer_step, start_slots
-from clipper_core.row_arena cimport (
-    arena_free, arena_give, arena_init, arena_row, arena_stamp, arena_take,
-)
+from clipper_core.row_arena cimport arena_free, arena_give, arena_init, arena_row, arena_stamp, arena_take
 from clipper_core.row_index cimport (
-    GATHER_MAX, NO_ROW, Bucket, Held, bucket_lock, bucket_unlock, fetch_bucket, fetch_row, index_add, index_after, index_bucket,
-    index_free, index_full, index_gather, index_grow, index_hash, index_hold, index_init, index_remove, index_size,
+    GATHER_MAX, NO_ROW, Bucket, Held, Seen, bucket_lock, bucket_unlock, fetch_to_write, hold_seen, index_add, index_after,
+    index_bucket, index_free, index_full, index_gather, index_grow, index_hash, index_hold, index_init, index_look, index_remove,
+    index_size,
 )
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield() noexcept
 
 cdef extern from "embedding.hpp" namespace "clipper" nogil:
+    void copy_row(float* to, const float* row, u32 n) noexcept
+    void fetch_row(const float* row, size_t bytes, bint to_write) noexcept
     void row_to_f16(const float* row, u32 n, u16* out) noexcept
     void row_to_bf16(const float* row, u32 n, u16* out) noexcept
     float row_to_i8(const float* row, u32 n, signed char* out) noexcept
@@ -38,8 +40,8 @@ cdef extern from "embedding.hpp" namespace "clipper" nogil:
 cdef enum:
     LOOKED_AT = 8           # buckets with rows, when one must go: the oldest of some twenty
     SEEN_MAX = 255
+    SOLE_WIDTH = 1024       # floats
 
-cdef u32 ALONE = 0x80000000u
 cdef u32 NONE = 0xFFFFFFFFu
 
 
@@ -59,45 +61,68 @@ cdef void rows_free(Rows* rows) noexcept nogil:
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 cdef void _enter(Rows* rows) noexcept nogil:
-    while rows.gate.fetch_add(1, acquire) & ALONE:
-        rows.gate.fetch_sub(1, release)
-        while rows.gate.load(relaxed) & ALONE:
+    cdef u32 spins = 0
+    while not rows.gate.enter():
+        while rows.gate.closed():
+            sched_yield()
+    while not rows.gate.shared():
+        spins += 1
+        if spins < 64:
+            pause()
+        else:
             sched_yield()
 
 
-cdef inline void _leave(Rows* rows) noexcept nogil:
-    rows.gate.fetch_sub(1, release)
+cdef inline bint _enter_for(Rows* rows, u64 ids) noexcept nogil:
+    """-> as the sole one: unless a block of them takes long, or so few come that the next one would wait for their end."""
+    if ids >= BLOCK and rows.width <= SOLE_WIDTH and rows.gate.enter_sole():
+        return True
+    _enter(rows)
+    return False
+
+
+cdef inline bint _still_sole(Rows* rows, bint sole) noexcept nogil:
+    if sole and rows.gate.others():
+        rows.gate.share()
+        return False
+    return sole
 
 
 cdef bint _grow(Rows* rows, u64 hash, u64 size) noexcept nogil:
     """From outside the gate; size: the part's, as it was too small. True: it has another one now, whoever saw to it."""
     cdef bint grown = True
-    if rows.gate.fetch_or(ALONE, acquire) & ALONE:
-        while rows.gate.load(relaxed) & ALONE:
+    if not rows.gate.close():
+        while rows.gate.closed():
             sched_yield()
         return True
-    while rows.gate.load(acquire) != ALONE:
+    while not rows.gate.alone():
         pause()
     if index_size(&rows.index, hash) == size:
+        rows.moves += 1
         grown = index_grow(&rows.index, hash)
-    rows.gate.fetch_sub(ALONE, release)
+    rows.gate.open()
     return grown
 
 
 # -- pull --------------------------------------------------------------------------------------------------------------
 
-cdef inline void _fetch(Rows* rows, const i64* ids, u64 n, u64* hashes, size_t bytes) noexcept nogil:
+cdef inline void _look(Rows* rows, const i64* ids, u64 n, Seen* seen, u32 floats, bint to_write, bint stamps) noexcept nogil:
+    """Where they seem to lie; and their buckets, and as many floats of their rows, on the way."""
     cdef u64 i
     for i in range(n):
-        hashes[i] = index_hash(ids[i])
-        fetch_bucket(index_bucket(&rows.index, hashes[i]))
+        seen[i].home = index_bucket(&rows.index, index_hash(ids[i]))
+        fetch_to_write(seen[i].home)
     for i in range(n):
-        fetch_row(index_bucket(&rows.index, hashes[i]), ids[i], rows.arena.chunks, rows.arena.shift, rows.arena.row_bytes, bytes)
+        index_look(&seen[i], ids[i])
+        if seen[i].row != NO_ROW:
+            fetch_row(arena_row(&rows.arena, seen[i].row), floats * sizeof(float), to_write)
+            if stamps:
+                fetch_to_write(arena_stamp(&rows.arena, seen[i].row))
 
 
 cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u64 i, float* scales) noexcept nogil:
     if kind == PULL_F32:
-        memcpy(<float*> out + i * dim, row, dim * sizeof(float))
+        copy_row(<float*> out + i * dim, row, dim)
     elif kind == PULL_F16:
         row_to_f16(row, dim, <u16*> out + i * dim)
     elif kind == PULL_BF16:
@@ -108,28 +133,29 @@ cdef inline void _give_out(const float* row, u32 dim, Pulled kind, void* out, u6
 
 cdef u64 rows_pull(Rows* rows, const i64* ids, u64 n, Pulled kind, void* out, float* scales, float* fresh,
                    u32 stamp) noexcept nogil:
-    cdef u64[BLOCK] hashes
+    cdef Seen[BLOCK] seen
     cdef u64 at = 0, block, i, unknown = 0
-    cdef Held held
+    cdef u32 row
+    cdef bint sole = False
     while at < n:
-        if at % BATCH == 0:
-            _enter(rows)
+        sole = _enter_for(rows, n - at) if at % BATCH == 0 else _still_sole(rows, sole)
         block = min(n - at, <u64> BLOCK)
-        _fetch(rows, ids + at, block, hashes, rows.dim * sizeof(float))
+        _look(rows, ids + at, block, seen, rows.dim, False, stamp != 0)
         for i in range(block):
-            held = index_hold(&rows.index, hashes[i], ids[at + i])
-            if held.row != NO_ROW:
-                _give_out(arena_row(&rows.arena, held.row), rows.dim, kind, out, at + i, scales)
+            row = seen[i].row if sole else hold_seen(&seen[i], ids[at + i])
+            if row != NO_ROW:
+                _give_out(arena_row(&rows.arena, row), rows.dim, kind, out, at + i, scales)
                 if stamp:
-                    arena_stamp(&rows.arena, held.row)[0] = stamp
-            bucket_unlock(held.home)
-            if held.row == NO_ROW:
+                    arena_stamp(&rows.arena, row)[0] = stamp
+            if not sole:
+                bucket_unlock(seen[i].home)
+            if row == NO_ROW:
                 unknown += 1
                 start_row(rows.start, rows.key, ids[at + i], fresh, rows.dim)
                 _give_out(fresh, rows.dim, kind, out, at + i, scales)
         at += block
         if at % BATCH == 0 or at == n:
-            _leave(rows)
+            rows.gate.leave(sole)
     return unknown
 
 
@@ -181,7 +207,7 @@ cdef u64 rows_remove(Rows* rows, const i64* ids, u64 n) noexcept nogil:
             _enter(rows)
         gone += _remove(rows, ids[i], <u64> 1 << 32)
         if (i + 1) % BATCH == 0 or i + 1 == n:
-            _leave(rows)
+            rows.gate.leave(False)
     return gone
 
 
@@ -231,7 +257,7 @@ cdef bint _make(Rows* rows, u64 hash, i64 id, Held* held, Pushed* pushed) noexce
             pushed.made += 1
             return True
         bucket_unlock(held.home)
-        _leave(rows)
+        rows.gate.leave(False)
         if not _grow(rows, hash, size):
             _enter(rows)
             arena_give(&rows.arena, row)
@@ -270,7 +296,7 @@ cdef bint distinct_init(Distinct* d, const i64* ids, u64 n) noexcept nogil:
     return True
 
 
-cdef const float* _summed(const Distinct* d, u64 u, const float* gradients, u32 dim, float* sum) noexcept nogil:
+cdef inline const float* _summed(const Distinct* d, u64 u, const float* gradients, u32 dim, float* sum) noexcept nogil:
     cdef u32 i = d.first[u]
     if d.next[i] == NONE:
         return gradients + <u64> i * dim
@@ -281,42 +307,52 @@ cdef const float* _summed(const Distinct* d, u64 u, const float* gradients, u32 
     return sum
 
 
-cdef void _apply(Rows* rows, const Stride* step, Held held, const float* gradient, u32 stamp) noexcept nogil:
-    cdef float* row = arena_row(&rows.arena, held.row)
+cdef inline void _apply(Rows* rows, const Stride* step, u32 at, const float* gradient, u32 stamp) noexcept nogil:
+    cdef float* row = arena_row(&rows.arena, at)
     optimizer_step(rows.rule, step[0], row, row + rows.dim, rows.dim, gradient, rows.dim)
     if stamp:
-        arena_stamp(&rows.arena, held.row)[0] = stamp
-    bucket_unlock(held.home)
+        arena_stamp(&rows.arena, at)[0] = stamp
 
 
 cdef void rows_push(Rows* rows, const Stride* step, const i64* ids, const Distinct* d, const float* gradients, float* sum,
                     u32 stamp, Pushed* pushed) noexcept nogil:
-    cdef u64[BLOCK] hashes
+    cdef Seen[BLOCK] seen
     cdef i64[BLOCK] block_ids
-    cdef u64 at = 0, block, i
+    cdef u64 at = 0, block, i, moves
     cdef Held held
+    cdef bint sole = False
     while at < d.n:
-        if at % BATCH == 0:
-            _enter(rows)
+        sole = _enter_for(rows, d.n - at) if at % BATCH == 0 else _still_sole(rows, sole)
         block = min(d.n - at, <u64> BLOCK)
         for i in range(block):
             block_ids[i] = ids[d.first[at + i]]
-        _fetch(rows, block_ids, block, hashes, rows.width * sizeof(float))
+        _look(rows, block_ids, block, seen, rows.width, True, stamp != 0)
+        moves = rows.moves
         for i in range(block):
-            held = index_hold(&rows.index, hashes[i], block_ids[i])
+            if rows.moves != moves:     # one of those before had no row, and then no room in its part
+                _look(rows, block_ids + i, block - i, seen + i, rows.width, True, stamp != 0)
+                moves = rows.moves
+            held.home = seen[i].home
+            held.row = seen[i].row if sole else hold_seen(&seen[i], block_ids[i])
             if held.row == NO_ROW:
-                bucket_unlock(held.home)
-                if not _admitted(rows, hashes[i]):
+                if sole:            # to make a row is for those who take locks
+                    rows.gate.share()
+                    sole = False
+                else:
+                    bucket_unlock(held.home)
+                if not _admitted(rows, index_hash(block_ids[i])):
                     pushed.unadmitted += 1
                     continue
-                if not _make(rows, hashes[i], block_ids[i], &held, pushed):
+                if not _make(rows, index_hash(block_ids[i]), block_ids[i], &held, pushed):
                     pushed.refused += 1
                     continue
-            _apply(rows, step, held, _summed(d, at + i, gradients, rows.dim, sum), stamp)
+            _apply(rows, step, held.row, _summed(d, at + i, gradients, rows.dim, sum), stamp)
+            if not sole:
+                bucket_unlock(held.home)
             pushed.applied += 1
         at += block
         if at % BATCH == 0 or at == d.n:
-            _leave(rows)
+            rows.gate.leave(sole)
 
 
 # -- whole rows --------------------------------------------------------------------------------------------------------
@@ -341,7 +377,7 @@ cdef void rows_write(Rows* rows, const i64* ids, u64 n, const float* values, u32
         else:
             pushed.refused += 1
         if (i + 1) % BATCH == 0 or i + 1 == n:
-            _leave(rows)
+            rows.gate.leave(False)
 
 
 cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps, u8* found) noexcept nogil:
@@ -358,7 +394,7 @@ cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps
             count += 1
         bucket_unlock(held.home)
         if (i + 1) % BATCH == 0 or i + 1 == n:
-            _leave(rows)
+            rows.gate.leave(False)
     return count
 
 
@@ -382,7 +418,7 @@ cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float
         buckets += 1
         hash[0] = index_after(&rows.index, hash[0])
         ended[0] = hash[0] == 0
-    _leave(rows)
+    rows.gate.leave(False)
     return n
 
 
@@ -409,5 +445,5 @@ cdef u64 rows_expire(Rows* rows, u32 before) noexcept nogil:
         hash = index_after(&rows.index, hash)
         buckets += 1
         if buckets % BATCH == 0 or hash == 0:
-            _leave(rows)
+            rows.gate.leave(False)
     return gone

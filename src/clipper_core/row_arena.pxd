@@ -3,21 +3,23 @@
 # Threads: any. Only taking a row and giving one back take the lock; whose row it is, is the index's to say.
 from clipper_core.machine cimport atomic, u8, u32, u64
 
-cdef struct Arena:
-    u8** chunks             # room for all that rows_max needs; NULL where nothing was made yet
-    u32 shift               # a chunk has 1 << shift rows, and behind them a stamp for each
-    u64 row_bytes
-    u64 rows_max
-    atomic[u32] lock        # of the rest
-    u64 next                # rows handed out so far
-    u32 free                # the first of a list through the rows given back, or NO_ROW
-    u64 free_count
-    u64 chunk_count
+cdef extern from "row_arena.hpp" namespace "clipper" nogil:
+    cdef cppclass Arena:
+        u8** chunks             # room for all that rows_max needs; NULL where nothing was made yet
+        u32 shift               # a chunk has 1 << shift rows, and behind them a stamp for each
+        u64 row_bytes
+        u64 rows_max
+        atomic[u32] lock        # of the rest
+        u64 next                # rows handed out so far
+        u32 free                # the first of a list through the rows given back, or NO_ROW
+        u64 free_count
+        u64 chunk_count
+
+    float* arena_row(const Arena* arena, u32 row) noexcept
+    u32* arena_stamp(const Arena* arena, u32 row) noexcept
 
 cdef bint arena_init(Arena* arena, u64 row_bytes, u64 rows_max) noexcept nogil
 cdef void arena_free(Arena* arena) noexcept nogil
-cdef float* arena_row(const Arena* arena, u32 row) noexcept nogil
-cdef u32* arena_stamp(const Arena* arena, u32 row) noexcept nogil
 cdef u32 arena_take(Arena* arena) noexcept nogil        # NO_ROW: rows_max, or no memory
 cdef void arena_give(Arena* arena, u32 row) noexcept nogil
 cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil  # so many can be taken without a page fault

@@ -42,14 +42,6 @@ cdef void arena_free(Arena* arena) noexcept nogil:
     arena.chunk_count = 0
 
 
-cdef float* arena_row(const Arena* arena, u32 row) noexcept nogil:
-    return <float*> (arena.chunks[row >> arena.shift] + (row & ((<u64> 1 << arena.shift) - 1)) * arena.row_bytes)
-
-
-cdef u32* arena_stamp(const Arena* arena, u32 row) noexcept nogil:
-    return <u32*> (arena.chunks[row >> arena.shift] + _rows_bytes(arena)) + (row & ((<u64> 1 << arena.shift) - 1))
-
-
 cdef inline void _lock(Arena* arena) noexcept nogil:
     while arena.lock.exchange(1, acquire):
         pause()

@@ -8,10 +8,10 @@ large the table. Source of the directory: Fagin et al. 1979, extendible hashing.
 """
 from libc.stdlib cimport calloc, free
 
-from clipper_core.initializer cimport mix64
 from clipper_core.machine cimport i64, relaxed, u32, u64
 
 cdef extern from "row_index.hpp" namespace "clipper" nogil:
+    u64 SPARE "clipper::kSpare"     # buckets after the last one, and at most so many after its own does an id lie
     u64 high_product(u64 a, u64 b) noexcept
     u64 least_with(u64 product, u64 n) noexcept
     bint bucket_overflowed(const Bucket* bucket) noexcept
@@ -22,17 +22,12 @@ cdef extern from "row_index.hpp" namespace "clipper" nogil:
 
 cdef enum:
     SLOTS = 5
-    SPARE = 24          # buckets after the last one, and at most so many after its own does an id lie
     BUCKETS_MIN = 8
     PART_BYTES_MAX = 4 << 20
     DEPTH_MAX = 20
 
 cdef double FULL_AT = 0.78
 cdef double GROWTH = 1.2
-
-
-cdef u64 index_hash(i64 id) noexcept nogil:
-    return mix64(<u64> id + <u64> 0x9e3779b97f4a7c15)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -60,17 +55,9 @@ cdef void _part_free(Part* part) noexcept nogil:
         free(part)
 
 
-cdef inline Part* _part(const Index* index, u64 hash) noexcept nogil:
-    return index.directory[hash >> (64 - index.depth) if index.depth else 0]
-
-
-cdef inline Bucket* _home(const Part* part, u64 hash) noexcept nogil:
-    return part.buckets + high_product(hash << part.depth, part.n)
-
-
 cdef bint _put(Part* part, u64 hash, i64 id, u32 row) noexcept nogil:
     """Into a part that nobody else sees yet."""
-    cdef Bucket* bucket = _home(part, hash)
+    cdef Bucket* bucket = part_home(part, hash)
     cdef Bucket* end = bucket + SPARE + 1
     while bucket_count(bucket) == SLOTS:
         bucket_overflow(bucket)
@@ -123,12 +110,8 @@ cdef void index_free(Index* index) noexcept nogil:
     index.directory = NULL
 
 
-cdef Bucket* index_bucket(const Index* index, u64 hash) noexcept nogil:
-    return _home(_part(index, hash), hash)
-
-
 cdef u64 index_after(const Index* index, u64 hash) noexcept nogil:
-    cdef const Part* part = _part(index, hash)
+    cdef const Part* part = index_part(index, hash)
     cdef u64 next = high_product(hash << part.depth, part.n) + 1, begin = 0, unit = (<u64> 1 << part.depth) - 1
     if part.depth:
         begin = hash >> (64 - part.depth) << (64 - part.depth)
@@ -138,32 +121,8 @@ cdef u64 index_after(const Index* index, u64 hash) noexcept nogil:
     return begin + (next >> part.depth) + (1 if next & unit else 0)
 
 
-cdef Held index_hold(Index* index, u64 hash, i64 id) noexcept nogil:
-    cdef Held held
-    cdef Bucket* bucket = index_bucket(index, hash)
-    cdef int slot
-    cdef bint on
-    held.home = bucket
-    held.row = NO_ROW
-    bucket_lock(bucket)
-    slot = bucket_find(bucket, id)
-    if slot >= 0:
-        held.row = bucket.rows[slot]
-        return held
-    on = bucket_overflowed(bucket)
-    while on:
-        bucket += 1
-        bucket_lock(bucket)
-        slot = bucket_find(bucket, id)
-        if slot >= 0:
-            held.row = bucket.rows[slot]
-        on = slot < 0 and bucket_overflowed(bucket) and bucket < held.home + SPARE
-        bucket_unlock(bucket)
-    return held
-
-
 cdef bint index_add(Index* index, u64 hash, const Held* held, i64 id, u32 row) noexcept nogil:
-    cdef Part* part = _part(index, hash)
+    cdef Part* part = index_part(index, hash)
     cdef Bucket* bucket = held.home
     cdef Bucket* end = bucket + SPARE + 1
     cdef bint full = bucket_count(bucket) == SLOTS
@@ -198,12 +157,12 @@ cdef void index_remove(Index* index, const Held* held, i64 id) noexcept nogil:
         if slot >= 0:
             bucket_remove(bucket, slot)
         bucket_unlock(bucket)
-    _part(index, index_hash(id)).used.fetch_sub(1, relaxed)
+    index_part(index, index_hash(id)).used.fetch_sub(1, relaxed)
 
 
 cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids, u32* rows) noexcept nogil:
     """Those whose home it is, which is locked: they lie in it, and where it overflowed to."""
-    cdef Part* part = _part(index, hash)
+    cdef Part* part = index_part(index, hash)
     cdef Bucket* bucket = home
     cdef u32 slot, n = 0
     cdef bint on = True
@@ -211,7 +170,7 @@ cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids, u32*
         if bucket != home:
             bucket_lock(bucket)
         for slot in range(bucket_count(bucket)):
-            if _home(part, index_hash(bucket.ids[slot])) == home:
+            if part_home(part, index_hash(bucket.ids[slot])) == home:
                 ids[n] = bucket.ids[slot]
                 rows[n] = bucket.rows[slot]
                 n += 1
@@ -223,11 +182,11 @@ cdef u32 index_gather(const Index* index, u64 hash, Bucket* home, i64* ids, u32*
 
 
 cdef u64 index_size(const Index* index, u64 hash) noexcept nogil:
-    return _part(index, hash).n << 8 | _part(index, hash).depth
+    return index_part(index, hash).n << 8 | index_part(index, hash).depth
 
 
 cdef bint index_full(const Index* index, u64 hash) noexcept nogil:
-    cdef Part* part = _part(index, hash)
+    cdef Part* part = index_part(index, hash)
     return part.used.load(relaxed) >= <u64> (FULL_AT * SLOTS * part.n)
 
 
@@ -254,7 +213,7 @@ cdef void _lead_to(Index* index, u64 first, u64 n, Part* part) noexcept nogil:
 
 
 cdef bint _replace(Index* index, u64 hash, u64 n, bint split) noexcept nogil:
-    cdef Part* part = _part(index, hash)
+    cdef Part* part = index_part(index, hash)
     cdef Part* low = _part_new(n, part.depth + split)
     cdef Part* high = _part_new(n, part.depth + 1) if split else NULL
     cdef u64 repeats = _repeats(index, part), first
@@ -271,7 +230,7 @@ cdef bint _replace(Index* index, u64 hash, u64 n, bint split) noexcept nogil:
 
 
 cdef bint index_grow(Index* index, u64 hash) noexcept nogil:
-    cdef Part* part = _part(index, hash)
+    cdef Part* part = index_part(index, hash)
     cdef u64 n = <u64> (part.n * GROWTH) + 1
     cdef bint split = _bytes(n) > PART_BYTES_MAX
     cdef u32 _tries

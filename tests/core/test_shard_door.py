@@ -1,6 +1,7 @@
 """clipper_core.shard_door over real sockets, beside the table that it serves; SequenceWindow beside a set."""
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -357,6 +358,8 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         assert third.recv(1) == b""
         for one in (*workers, third):
             (one if isinstance(one, socket.socket) else one.socket).close()
+        while shard.door.stats()["connections"]:  # until it has heard that they are gone
+            os.sched_yield()
         again = Worker(shard)
         assert again.pull([1])[0]["kind"] == ANSWER
         again.socket.close()

@@ -32,6 +32,7 @@ STRUCTURES = {
     "submitters at work and the engine's end": "takers_",
     "who leads the loop": "lead_",
     "the lock of rows": "rows_",
+    "the gate of a table": "gate_",
     "the explorer itself": "litmus_",
 }
 

@@ -1,0 +1,35 @@
+// Where the rows of an embedding table lie, as far as every pull and push asks: the address of a row.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "machine.hpp"
+
+namespace clipper {
+
+struct Arena {
+    std::uint8_t** chunks;  // room for all that rows_max needs; NULL where nothing was made yet
+    std::uint32_t shift;    // a chunk has 1 << shift rows, and behind them a stamp for each
+    std::uint64_t row_bytes;
+    std::uint64_t rows_max;
+    std::atomic<std::uint32_t> lock;  // of the rest
+    std::uint64_t next;               // rows handed out so far
+    std::uint32_t free;               // the first of a list through the rows given back, or kNoRow
+    std::uint64_t free_count;
+    std::uint64_t chunk_count;
+};
+
+inline float* arena_row(const Arena* arena, std::uint32_t row) {
+    const std::uint64_t place = row & ((std::uint64_t(1) << arena->shift) - 1);
+    return reinterpret_cast<float*>(arena->chunks[row >> arena->shift] + place * arena->row_bytes);
+}
+
+inline std::uint32_t* arena_stamp(const Arena* arena, std::uint32_t row) {
+    const std::uint64_t place = row & ((std::uint64_t(1) << arena->shift) - 1);
+    return reinterpret_cast<std::uint32_t*>(arena->chunks[row >> arena->shift] + (arena->row_bytes << arena->shift)) + place;
+}
+
+}  // namespace clipper
