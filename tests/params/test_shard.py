@@ -225,3 +225,10 @@ def test_a_large_map_is_read_as_it_was_written() -> None:
     assert (found["a"] == said["a"]).all()
     assert found["b"] == [{"c": 2.5}]
     assert found[7] == b"x"
+
+
+def test_who_asks_too_late_is_not_heard(shards: Shards) -> None:
+    server = shards.up(1).servers[0]
+    shards.lose(0)
+    server.shard.post(lambda: pytest.fail("nobody is there to do it"))
+    server.end("again")

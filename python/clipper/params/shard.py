@@ -73,6 +73,7 @@ class Shard:
         self._waiting: deque[tuple[int, Whom, bytes]] = deque()
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Lock()
         self._poll = select.poll()
         for fd in (self._wake, self.door.calls_fd, self.door.log_fd):
             self._poll.register(fd, select.POLLIN)
@@ -138,15 +139,22 @@ class Shard:
     def post(self, work: Callable[[], None]) -> None:
         """To be done by the answering thread."""
         self._posted.append(work)
-        os.eventfd_write(self._wake, 1)
+        self._rouse()
 
     def end(self, why: str) -> None:
         self.ended = self.ended or why
-        os.eventfd_write(self._wake, 1)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with self._closing:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """When no thread is in it any more."""
-        os.close(self._wake)
+        """When its threads have ended; one that still asks other shards something is not heard any more."""
+        with self._closing:
+            os.close(self._wake)
+            self._wake = -1
 
     # -- the answering thread
 
@@ -200,7 +208,7 @@ class Shard:
 
     def _when_sure(self, pushed: Pushed, whom: Whom) -> None:
         self._waiting.append((pushed.position, whom, packed(pushed.answer)))
-        os.eventfd_write(self._wake, 1)
+        self._rouse()
 
     def _second(self) -> None:
         self.door.stamp = wall_time_us() // 1_000_000
