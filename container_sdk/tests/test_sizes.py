@@ -35,9 +35,9 @@ def load(learner, memory, path, grows, type="t"):
 
 def test_what_numpy_takes_is_seen():
     before = (resident_bytes(), allocated_bytes())
-    held = np.ones(8 << 20, np.uint8)
-    assert resident_bytes() - before[0] >= 8 << 20
-    assert allocated_bytes() - before[1] >= 8 << 20
+    held = np.ones(64 << 20, np.uint8)  # more than an allocator may have kept of what others freed
+    assert resident_bytes() - before[0] >= 60 << 20
+    assert allocated_bytes() - before[1] >= 60 << 20
     del held
 
 
