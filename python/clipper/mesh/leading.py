@@ -6,6 +6,7 @@ while it still stands there. Threads: all on the mesh's event loop.
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -162,8 +163,8 @@ class Leading(Parts):
         if not isinstance(found, claims.Refused):
             await self.local.drop(model, why)
 
-    async def _reclaim(self, id: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _reclaim(self, id: str) -> None: ...
 
     # -- v-models
 

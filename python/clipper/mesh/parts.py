@@ -1,6 +1,7 @@
 """What the parts of a node share: names and types, for those that `Mesh` is put together from."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Parts:
+class Parts(ABC):
     settings: MeshSettings
     registry: Registry
     local: LocalModels
@@ -32,23 +33,23 @@ class Parts:
     ground: Any
     _watchers: set[Callable[[MeshEvent], None]]
 
-    def _do(self, work: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _do(self, work: Any) -> Any: ...
 
-    def _tell(self, what: Callable[..., object], *args: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _tell(self, what: Callable[..., object], *args: Any) -> None: ...
 
-    def _check_open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _check_open(self) -> None: ...
 
-    def here(self) -> Instance:
-        raise NotImplementedError
+    @abstractmethod
+    def here(self) -> Instance: ...
 
-    def vmodels_moved(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def vmodels_moved(self) -> None: ...
 
-    def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> Awaitable[T]:
-        raise NotImplementedError
+    @abstractmethod
+    def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> Awaitable[T]: ...
 
     def instances(self) -> list[Instance]:
         """Those that live, by id."""
