@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -267,3 +268,15 @@ def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
 def test_without_a_mesh_there_is_none() -> None:
     with clipper.start() as server, pytest.raises(NotAllowed, match="mesh=True"):
         _ = server.mesh
+
+
+def test_a_switch_that_was_waited_for_is_asked_at_once(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    one, other = register("double"), register("slow_to_import")
+    for id in (one, other):
+        ask(server, id)
+    server.mesh.set_vmodel("at-once", one, sync=True)
+    assert ask(server, "at-once").tolist() == [0.0, 2.0, 4.0]
+    server.mesh._loop.call_soon_threadsafe(time.sleep, 0.5)  # the mesh's own thread hears of it late
+    server.mesh.set_vmodel("at-once", other, sync=True)
+    assert ask(server, "at-once", ROW + 1).tolist() == [1.0, 2.0, 3.0]
+    server.mesh.delete_vmodel("at-once")

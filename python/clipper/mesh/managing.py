@@ -210,6 +210,7 @@ class Managing(Parts):
         if not self.registry.vmodels.wait_for(is_settled, limit_s):
             late = f"v-model {id!r} has not switched within {limit_s:g} s; it goes on."
             raise DeadlineExceeded(late, hint="Ask for its status.")
+        self.follow_vmodel(id)  # the mirror tells others of it before it tells this node's thread
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
         self._check_open()

@@ -98,6 +98,7 @@ class Mesh(Tending, Managing, Draining):
         self._thread = threading.Thread(target=self._run, name="clipper-mesh", daemon=True)
         self._loop = asyncio.new_event_loop()
         self._begun = threading.Event()
+        self._following = threading.Lock()
         self._watchers = set()
         self._stopping = False
         self._closed = False
@@ -372,9 +373,14 @@ class Mesh(Tending, Managing, Draining):
 
     def _vmodels_changed(self, changes: Sequence[Change[VModel]]) -> None:
         for change in changes:
-            vmodel = change.after
-            self.routes.alias(change.key, None if vmodel is None else alias_of(vmodel))
+            self.follow_vmodel(change.key)
         self.vmodels_moved()
+
+    def follow_vmodel(self, id: str) -> None:
+        """Queries go by what the mirror says of it now, and never again by what it said before. Threads: any."""
+        with self._following:
+            vmodel = self.registry.vmodels.get(id)
+            self.routes.alias(id, None if vmodel is None else alias_of(vmodel))
 
     def _instances_changed(self, changes: Sequence[Change[Instance]]) -> None:
         for change in changes:

@@ -49,6 +49,9 @@ class Parts(ABC):
     def vmodels_moved(self) -> None: ...
 
     @abstractmethod
+    def follow_vmodel(self, id: str) -> None: ...
+
+    @abstractmethod
     def run_away(self, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> Awaitable[T]: ...
 
     def instances(self) -> list[Instance]:
