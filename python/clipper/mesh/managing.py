@@ -204,6 +204,8 @@ class Managing(Parts):
             vmodel: VModel | None = self.registry.vmodels.get(id)
             if self._stopping or vmodel is None or vmodel.since_ms < told.since_ms:
                 return self._stopping
+            if vmodel.since_ms == told.since_ms and vmodel.target != told.target:
+                return False  # what was there before, of the same millisecond
             return vmodel.active == vmodel.target or vmodel.failed or bool(vmodel.share)
 
         limit_s = self.settings.load_s * self.settings.tries
