@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Goal, Row, absent, interleave, row
-from bench.system.mesh_servers import free_ports
+from bench.system.store_servers import free_ports
 
 ROWS, DIM, TABLE = 512, 64, 100_000
 TOKEN = "bench"

@@ -8,20 +8,25 @@ import time
 from collections.abc import Iterator
 
 PATIENCE_S = 20.0
+NO_ETCD = "not measured: no etcd on this machine. apt-get install etcd-server"
 
 
 @contextlib.contextmanager
 def etcd(*options: str) -> Iterator[str]:
     """Its URL. options: of the command."""
-    with contextlib.ExitStack() as held:
-        doors = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        ours, theirs = (f"http://127.0.0.1:{door.getsockname()[1]}" for door in doors)
+    ours, theirs = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     with tempfile.TemporaryDirectory(prefix="etcd-") as folder:
         command = ["etcd", "--data-dir", folder, "--listen-client-urls", ours, "--advertise-client-urls", ours,
                    "--listen-peer-urls", theirs, "--initial-advertise-peer-urls", theirs, "--log-level", "error",
                    "--initial-cluster", f"default={theirs}", *options]  # fmt: skip
         with _running(command, ("127.0.0.1", int(ours.rpartition(":")[2]))):
             yield ours.replace("http", "etcd", 1)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        doors = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [door.getsockname()[1] for door in doors]
 
 
 @contextlib.contextmanager
