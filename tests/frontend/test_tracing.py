@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ pytest.importorskip("opentelemetry.proto", reason="pip install opentelemetry-pro
 
 import clipper
 from clipper.errors import ConfigError
+from clipper.frontend.spans import Batch, Find, Spans
 from clipper.frontend.traces import begin_trace, sampler_named, state_of, trace_of
 from clipper.settings.tracing import TracingSettings, exporting
 from tests.frontend.collector import Collector, attributes_of
@@ -91,6 +92,25 @@ def test_a_request_and_whom_it_asked(collector: Collector) -> None:
         assert collector.resource["service.name"] == "clipper"
         assert collector.posts[0][0] == "/v1/traces"
         assert collector.posts[0][1]["content-type"] == "application/x-protobuf"
+
+
+def test_two_models_that_were_sent_to_in_the_same_microsecond(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Spans.__init__
+
+    def at_once(self: Spans, find: Find) -> None:
+        def found(ids: Iterable[int]) -> dict[int, Batch]:
+            batches = find(ids)
+            return dict.fromkeys(batches, min(batches.values(), default=(0, 0, 0, 0, 0)))
+
+        made(self, found)
+
+    monkeypatch.setattr(Spans, "__init__", at_once)
+    with tracing(collector) as server:
+        predict(server)
+        for name in ("sum", "other"):
+            (task,) = collector.named(f"predict {name}:1")
+            (batch,) = collector.named(f"batch {name}:1")
+            assert [(link.trace_id, link.span_id) for link in batch.links] == [(task.trace_id, task.span_id)]
 
 
 def child_of(collector: Collector, parent: Any, name: str) -> Any:

@@ -30,6 +30,7 @@ _MODELS_MAX = 64  # spans of one query's models
 
 
 Batch = tuple[int, int, int, int, int]  # replica, rows, sent_us, begun_us, ended_us
+Of = tuple[str, Batch]  # and its model: replicas of two models may have sent in the same microsecond
 Find = Callable[[Iterable[int]], Mapping[int, Batch]]
 
 
@@ -78,7 +79,7 @@ class Spans:
 
     def __init__(self, find: Find) -> None:
         self._find = find
-        self._told: dict[Batch, Link] = {}  # the last batches that have their span
+        self._told: dict[Of, Link] = {}  # the last batches that have their span
 
     def of(self, requests: Sequence[Told], shift_ns: int) -> list[Span]:
         """shift_ns: as epoch_ns."""
@@ -86,8 +87,7 @@ class Spans:
         ids = [future.id + i for future in futures for i in range(len(_models_of(future)))]
         batches = self._find(ids) if ids else {}
         found: list[Span] = []
-        links: dict[Batch, list[Link]] = {}
-        names: dict[Batch, str] = {}
+        links: dict[Of, list[Link]] = {}
         for told in requests:
             found.append(_of_request(told, shift_ns))
             for ask in told.trace.asks:
@@ -95,29 +95,28 @@ class Spans:
                 for id, model, span in _of_tasks(told.trace, ask, shift_ns):
                     found.append(span)
                     if (batch := batches.get(id)) is not None:
-                        found += _of_batch(span, batch, self._link(batch), shift_ns)
-                        links.setdefault(batch, []).append(Link(span.trace_id, span.span_id))
-                        names[batch] = model
-        found += [self._batch(batch, names[batch], of, shift_ns) for batch, of in links.items() if batch not in self._told]
-        for batch in links:
-            self._told[batch] = self._link(batch)
+                        found += _of_batch(span, batch, self._link((model, batch)), shift_ns)
+                        links.setdefault((model, batch), []).append(Link(span.trace_id, span.span_id))
+        found += [self._batch(of, tasks, shift_ns) for of, tasks in links.items() if of not in self._told]
+        for of in links:
+            self._told[of] = self._link(of)
         while len(self._told) > _BATCHES_MAX:
             del self._told[next(iter(self._told))]
         return found
 
-    def _link(self, batch: Batch) -> Link:
+    def _link(self, of: Of) -> Link:
         """The same for the same batch, whichever request it is told with."""
-        known = self._told.get(batch)
+        known = self._told.get(of)
         if known is not None:
             return known
-        digest = hashlib.blake2b(repr(batch).encode(), digest_size=24, key=_OURS).hexdigest()
+        digest = hashlib.blake2b(repr(of).encode(), digest_size=24, key=_OURS).hexdigest()
         return Link(digest[:32], digest[32:])
 
-    def _batch(self, batch: Batch, model: str, links: Sequence[Link], shift_ns: int) -> Span:
+    def _batch(self, of: Of, links: Sequence[Link], shift_ns: int) -> Span:
         """A trace of its own: it belongs to all of its requests, and links to those that are recorded."""
-        replica, rows, sent_us, _, ended_us = batch
+        model, (replica, rows, sent_us, _, ended_us) = of
         attributes: dict[str, Attribute] = {"clipper.model": model, "clipper.replica": replica, "clipper.batch.rows": rows}
-        ours = self._link(batch)
+        ours = self._link(of)
         begin_ns, end_ns = sent_us * 1000 + shift_ns, ended_us * 1000 + shift_ns
         return Span(*ours, "", f"batch {model}", begin_ns, end_ns, attributes=attributes, links=links[:_LINKS_MAX])
 
