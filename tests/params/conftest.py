@@ -1,6 +1,7 @@
 """Sets of shards, each with its threads, in this process; and a client of them."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ TOKEN = "open sesame"
 ones: Any = np.ones  # of any type: what is sent is converted
 zeros: Any = np.zeros
 full: Any = np.full
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Threads and processes take their time; a test waits for what it says, and fails when that does not come."""
+    give_up = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up, "it does not come true"
+        time.sleep(0.005)
 
 
 class Shards:

@@ -2,8 +2,6 @@
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,19 +15,11 @@ from clipper.params.parameters import DENSE, Parameters
 from clipper.params.replication import Follower, Followers
 from clipper.params.training import Training
 from clipper_core.shard_door import ShardDoor
-from tests.params.conftest import Shards, ones, zeros
+from tests.params.conftest import Shards, ones, until, zeros
 from tests.params.test_snapshots import all_of, teach
 
 PLAIN = TableSpec("plain", 2, optimizer="sgd", initializer="zeros")
 PATIENCE_S = 20.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Threads take their time; a test waits for what it says, and fails when that does not come."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < give_up, "it does not come"
-        threading.Event().wait(0.002)
 
 
 # -- a primary and its follower without sockets, under a seeded loss of questions and answers

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import select
 import signal
 import sys
@@ -231,16 +232,28 @@ def down(folder: Path | None, as_json: bool, wait_s: float) -> None:
 
 
 @params.command(short_help="Be one shard of a set.")
-@click.argument("number", type=click.IntRange(0))
+@click.argument("number")
 @click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
-def shard(number: int, folder: Path | None) -> None:
-    """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for supervisors of your own.
+@click.option("--keep", type=_FOLDER, help="Where its epoch and its snapshots go.  [the folder of the set]")
+@click.option("--listen", metavar="HOST:PORT", help="Where it listens, if not at its address in shards.json.")
+@click.option("--alive", metavar="FILE", type=click.Path(path_type=Path), help="Touch it while it answers, and FILE.ready while "
+              "it serves and its replicas are whole.")  # fmt: skip
+def shard(number: str, folder: Path | None, keep: Path | None, listen: str | None, alive: Path | None) -> None:
+    """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for supervisors of your own. NUMBER
+    may be a name that ends in it.
 
     \b
     clipper params shard 0 --folder shop
+    clipper params shard clipper-params-2 --folder /etc/clipper-params --keep /state --listen 0.0.0.0:7300
     """
+    import msgspec
+
     from clipper.params.server import run
     from clipper.params.standby import place_in
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    sys.exit(run(place_in(_folder(folder).absolute(), number)))
+    digits = re.search(r"[0-9]+$", number)
+    if digits is None:
+        raise click.BadParameter(f"{number!r} does not end in a number", param_hint="NUMBER")
+    place = place_in(_folder(folder).absolute(), int(digits[0]), keep.absolute() if keep is not None else None)
+    sys.exit(run(msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive)))

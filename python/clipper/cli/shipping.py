@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -72,6 +72,7 @@ def placed(model: Model, state: State, folder: Path) -> Model:
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+_PUSH = "docker build {0}/server\npush it, then: kubectl apply -k {0}"
 
 
 def _exports(verb: Callable[..., None]) -> Callable[..., None]:
@@ -112,32 +113,52 @@ def compose(ask: Asking, folder: Path, file: Path | None, redis: bool, base: str
               "stay loaded after its last use.  [3600]")  # fmt: skip
 @click.option("--label", "labels", multiple=True, metavar="WORD", help="With --mesh: what the nodes are; may be repeated.")
 @click.option("--gpus", type=click.IntRange(0), default=0, help="With --mesh: of each node.")
+@click.option("--shards", type=click.IntRange(1, 1024), help="Shards of the parameter server instead: how many.")
+@click.option("--replicas", type=click.IntRange(0, 7), help="With --shards: of each, in those after it.  [params.replicas]")
+@click.option("--memory-mib", type=click.IntRange(128), default=4096, show_default=True, help="With --shards: of each.")
+@click.option("--storage-gib", type=click.IntRange(0), default=0, help="With --shards: of each one's volume.  [by its memory]")
+@click.option("--together", is_flag=True, help="With --shards: several may be on one machine.")
 def kubernetes(
     ask: Asking, folder: Path, file: Path | None, redis: bool, base: str, store: str | None, nodes: int, nodes_max: int,
-    capacity_mib: int, lru_age: int, labels: tuple[str, ...], gpus: int,
+    capacity_mib: int, lru_age: int, labels: tuple[str, ...], gpus: int, shards: int | None, **given: Any,
 ) -> None:  # fmt: skip
     """Write FOLDER with a base for Kustomize: the server, a Deployment for each model, the images they are built from. With
-    --mesh: a Deployment of nodes, their Service, disruption budget, network policy and autoscaler; no server is asked.
+    --mesh: a Deployment of nodes, their Service, disruption budget, network policy and autoscaler; no server is asked. With
+    --shards: a StatefulSet of shards, with what [params] of --from says.
 
     \b
     clipper export k8s cluster && kubectl apply -k cluster
     clipper export k8s cluster --from clipper.toml --redis
     clipper export k8s nodes --mesh etcd://etcd.default:2379/clipper --nodes 3 --nodes-max 10
+    clipper export k8s shop --shards 4 --replicas 1 --memory-mib 8192
     """
     from clipper.deploy.manifests import write_kubernetes
     from clipper.deploy.mesh_manifests import MeshShipment, write_mesh
 
+    if shards is not None:
+        if store or redis or base:
+            raise click.UsageError("--shards goes without --mesh, --redis and --base: shards run no models")
+        _say(ask, folder, _shards(folder, file, shards, **given), _PUSH.format(folder))
+        return
     if store is not None:
         if file or redis or base:
             raise click.UsageError("--mesh goes without --from, --redis and --base: models of a mesh have no images")
         shipped = MeshShipment(store, nodes, nodes_max, capacity_mib, lru_age_s=lru_age, labels=labels, gpus=gpus)
         files = write_mesh(shipped, folder)
-        _say(ask, folder, files, f"docker build {folder}/server\npush it, then: kubectl apply -k {folder}")
+        _say(ask, folder, files, _PUSH.format(folder))
         return
     with _shipment(ask, file, redis, base) as shipment:
         files = write_kubernetes(shipment, folder)
         built = [f"docker build -t {image.name} {folder}/models/{name}" for name, (_, image) in shipment.models.items()]
     _say(ask, folder, files, "\n".join([*built, f"docker build {folder}/server", f"push them, then: kubectl apply -k {folder}"]))
+
+
+def _shards(folder: Path, file: Path | None, shards: int, replicas: int | None, **more: Any) -> list[str]:
+    from clipper.config import load
+    from clipper.deploy.params_manifests import ParamsShipment, write_params
+
+    wanted = {"shards": shards, **({"replicas": replicas} if replicas is not None else {})}
+    return write_params(ParamsShipment(load(file, params=wanted).params, **more), folder)
 
 
 def _say(ask: Asking, folder: Path, files: list[str], then: str) -> None:

@@ -33,7 +33,7 @@ class ShardServer:
         self._epochs = Epochs(place.folder)
         try:
             self.shard = Shard(place)
-            self._listener = listening(place.addresses[place.number])
+            self._listener = listening(place.listen or place.addresses[place.number])
         except BaseException:
             self._epochs.close()
             raise

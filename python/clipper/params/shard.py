@@ -24,6 +24,7 @@ from clipper.params import frames
 from clipper.params.frames import Kind, Refusal, packed, unpacked
 from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
+from clipper.params.pulse import Pulse
 from clipper.params.recovery import SEQUENCES
 from clipper.params.replication import Follower, Followers, asked, still
 from clipper.params.stepping import Stepping
@@ -40,13 +41,16 @@ Whom = tuple[int, int, int]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps nothing."""
+    """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps nothing.  listen: where it
+    does, if not at its address.  alive: a file to touch (pulse)."""
 
     number: int
     addresses: tuple[str, ...]
     settings: ParamsSettings = ParamsSettings()
     token: str = ""
     folder: Path | None = None
+    listen: str = ""
+    alive: Path | None = None
 
     @property
     def shards(self) -> int:
@@ -79,6 +83,7 @@ class Shard:
             self._poll.register(fd, select.POLLIN)
         self._expired_s = self._checked_s = self._began_s
         self._asking = False
+        self._pulse = Pulse(place.alive, settings)
         self._now_s = self._began_s
         self.followers = self._followers()
         waited = settings.replication == "waited"
@@ -152,6 +157,7 @@ class Shard:
 
     def close(self) -> None:
         """When its threads have ended; one that still asks other shards something is not heard any more."""
+        self._pulse.end()
         with self._closing:
             os.close(self._wake)
             self._wake = -1
@@ -173,6 +179,7 @@ class Shard:
         if self._now_s - self._checked_s >= TICK_S:
             self._checked_s = self._now_s
             self._second()
+            self._pulse.beat(self.door.ready, self.followers.each, self._now_s)
 
     def _answer(self, whom: Whom, head: tuple[Any, ...], body: bytes) -> None:
         try:

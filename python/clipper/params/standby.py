@@ -19,8 +19,9 @@ from clipper.params.shard import Place
 from clipper.settings.params import ParamsSettings
 
 
-def place_in(folder: Path, number: int) -> Place:
-    """Shard `number` of the set whose file is there. Raises InvalidInput."""
+def place_in(folder: Path, number: int, keep: Path | None = None) -> Place:
+    """Shard `number` of the set whose file is there. keep: where its epoch and snapshots go, if not there too. Raises
+    InvalidInput."""
     addresses, token = addresses_in(folder)
     try:
         settings = msgspec.convert(json.loads((folder / SHARDS_FILE).read_text()).get("settings", {}), ParamsSettings)
@@ -28,7 +29,7 @@ def place_in(folder: Path, number: int) -> Place:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
-    return Place(number, tuple(addresses), settings, token, folder_of(folder, number))
+    return Place(number, tuple(addresses), settings, token, folder_of(keep or folder, number))
 
 
 def log_to(path: Path) -> None:

@@ -1,0 +1,190 @@
+"""Shards for Kubernetes: held to its schemas, and run as processes with the arguments and the probes that pods are given."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from clipper.cli import main
+from clipper.params import Client, TableSpec
+from tests.params.conftest import until
+
+yaml = pytest.importorskip("yaml", reason="installed with the clients of `make test`")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="installed with the clients of `make test`")
+VERSIONS = ("1.28", "1.33")
+PATIENCE_S = 60.0
+
+
+def export(*words: object) -> Result:
+    return CliRunner().invoke(main, ["export", "k8s", *map(str, words)], prog_name="clipper")
+
+
+def objects_in(out: Path) -> dict[str, Any]:
+    """By kind."""
+    (base,) = yaml.safe_load_all((out / "kustomization.yaml").read_text())
+    objects = [one for name in base["resources"] for one in yaml.safe_load_all((out / name).read_text())]
+    for version in VERSIONS:
+        for one in objects:
+            kubernetes_validate.validate(one, version, strict=True)
+    found = {one["kind"]: one for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def shards_file(out: Path) -> Any:
+    return json.loads((out / "secrets" / "shards.json").read_text())
+
+
+@pytest.mark.parametrize("more", [["--replicas", 1], ["--replicas", 1, "--together"], []], ids=["apart", "together", "alone"])
+def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> None:
+    result = export(tmp_path / "out", "--shards", 3, "--memory-mib", 2048, *more)
+    assert result.exit_code == 0, result.output
+    kinds = objects_in(tmp_path / "out")
+    assert {*kinds} == {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "PriorityClass"}
+    spec = kinds["StatefulSet"]["spec"]
+    pod, (claim,) = spec["template"]["spec"], spec["volumeClaimTemplates"]
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (3, "Parallel")  # to recover, they need each other
+    name = kinds["Service"]["metadata"]["name"]
+    assert spec["serviceName"] == name
+    assert kinds["Service"]["spec"]["clusterIP"] == "None"
+    assert kinds["Service"]["spec"]["publishNotReadyAddresses"]
+    assert shards_file(tmp_path / "out")["addresses"] == [f"tcp:clipper-params-{i}.{name}:7300" for i in range(3)]
+    affinity = [*pod["affinity"]["podAntiAffinity"]]
+    assert affinity == [f"{'required' if more == ['--replicas', 1] else 'preferred'}DuringSchedulingIgnoredDuringExecution"]
+    assert pod["priorityClassName"] == kinds["PriorityClass"]["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"] == "2048Mi"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"  # three snapshots, one more, and a new one
+    assert pod["terminationGracePeriodSeconds"] >= 60
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {claim["metadata"]["name"], *(one["name"] for one in pod["volumes"])}
+    for kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
+        chosen = kinds[kind]["spec"].get("selector") or kinds[kind]["spec"].get("podSelector")
+        assert chosen.get("matchLabels", chosen).items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "mine.toml").write_text('[params]\nmode = "sync"\ngrads_to_wait = 4\nrecover_s = 90\n')
+    assert export(out, "--shards", 2).exit_code == 0
+    before = shards_file(out)
+    assert export(out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
+    after = shards_file(out)
+    assert after["token"] == before["token"]
+    assert before["settings"]["recover_s"] == 30  # names of pods are not known at once
+    said = after["settings"]
+    assert (said["mode"], said["grads_to_wait"], said["shards"], said["recover_s"]) == ("sync", 4, 3, 90)
+    others = [path for path in out.rglob("*") if path.is_file() and path.name != "shards.json"]
+    assert not [path for path in others if after["token"].encode() in path.read_bytes()]
+    assert (out / ".gitignore").read_text() == "secrets/\n"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
+    assert export(tmp_path / "out", "--shards", 2).exit_code == 0
+    rendered = subprocess.run(["kubectl", "kustomize", str(tmp_path / "out")], capture_output=True, text=True, check=True).stdout
+    found = {one["kind"]: one for one in yaml.safe_load_all(rendered)}
+    assert found["Secret"]["metadata"]["name"] == "clipper-params"
+    (volume,) = [one for one in found["StatefulSet"]["spec"]["template"]["spec"]["volumes"] if "secret" in one]
+    assert volume["secret"]["secretName"] == "clipper-params"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--shards", "2", "--replicas", "2"], "they are in other shards"),
+        (["--shards", "2", "--redis"], "--shards goes without"),
+        (["--shards", "2", "--mesh", "etcd://h:1/x"], "--shards goes without --mesh"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], why: str) -> None:
+    result = export(tmp_path / "out", *words)
+    assert result.exit_code == 2
+    assert why in result.output
+    assert not (tmp_path / "out").exists()
+
+
+class Pod:
+    """A shard as its pod would run it: other ports, and folders of its own in place of what is mounted."""
+
+    def __init__(self, number: int, container: dict[str, Any], root: Path, ports: list[int]) -> None:
+        self.root, self._container = root / f"clipper-params-{number}", container
+        self.root.mkdir()
+        self._places = {
+            "$(POD_NAME)": self.root.name, "/etc/clipper-params": str(root), "/state": str(self.root),
+            "0.0.0.0:7300": f"127.0.0.1:{ports[number]}", "/tmp/": f"{self.root}/",
+        }  # fmt: skip
+        self.process = self.start()
+
+    def here(self, words: list[str]) -> list[str]:
+        return [self._here(word) for word in words]
+
+    def _here(self, word: str) -> str:
+        found = next((place for place in self._places if word.startswith(place)), "")
+        return self._places[found] + word.removeprefix(found) if found else word
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        with open(self.root / "log", "ab") as log:
+            words = [sys.executable, "-m", "clipper", *self.here(self._container["args"])]
+            self.process = subprocess.Popen(words, stdout=log, stderr=log)
+        return self.process
+
+    def passes(self, probe: str) -> bool:
+        command = self.here(self._container[probe]["exec"]["command"])
+        assert command[0] == "python"
+        return subprocess.run([sys.executable, *command[1:]], capture_output=True, check=False).returncode == 0
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in found]
+
+
+@pytest.mark.slow
+def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: Path) -> None:
+    out, ports = tmp_path / "out", free_ports(2)
+    assert export(out, "--shards", 2, "--replicas", 1).exit_code == 0
+    said = shards_file(out)
+    said["addresses"] = [f"tcp:127.0.0.1:{port}" for port in ports]
+    (tmp_path / "shards.json").write_text(json.dumps(said))
+    (container,) = objects_in(out)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    pods = [Pod(0, container, tmp_path, ports)]
+    try:
+        until(lambda: pods[0].passes("livenessProbe"))
+        assert not pods[0].passes("readinessProbe")  # its replica's place is not there: to end it loses what it has
+        pods.append(Pod(1, container, tmp_path, ports))
+        for pod in pods:
+            until(lambda pod=pod: pod.passes("readinessProbe"))  # type: ignore[misc]
+        with Client(tmp_path, patience_s=PATIENCE_S) as client:
+            client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            client.push("t", range(10), -np.ones((10, 2)))
+            pods[1].process.kill()
+            pods[1].process.wait()
+            shutil.rmtree(pods[1].root / "shard-1")  # its machine is gone, and its volume
+            pods[1].start()
+            assert (client.pull("t", range(10)) == 1).all()
+            for pod in pods:
+                until(lambda pod=pod: pod.passes("readinessProbe"))  # type: ignore[misc]
+        assert [pod.end() for pod in pods] == [0, 0]
+        parts = sorted(path.name for path in tmp_path.glob("clipper-params-*/snapshots/version-*/*"))
+        assert parts == ["shard-0-of-2", "shard-1-of-2"]
+        assert not list(tmp_path.glob("clipper-params-*/shard.alive*"))
+    finally:
+        for pod in pods:
+            pod.process.kill()
+            pod.process.wait()
