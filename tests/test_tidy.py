@@ -24,7 +24,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log"),
     ("lz4", "json_rows", "http_head", "optimizer", "initializer"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
-    ("decider", "row_index"),
+    ("decider", "row_index", "shard_counts"),
     ("column", "linear", "lesson", "row_arena"),
     ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
     ("hearing", "embedding", "http_infer"),

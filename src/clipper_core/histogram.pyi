@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from typing import final
 
 @final
@@ -39,4 +40,5 @@ class Counter:
     @property
     def value(self) -> int: ...
 
+def snapshot_of(buckets: Iterable[tuple[int, ...]], total: int) -> Snapshot: ...
 def churn(times: int) -> Snapshot: ...

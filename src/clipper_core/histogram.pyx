@@ -212,6 +212,18 @@ cdef class Counter:
         return self.n.load(relaxed)
 
 
+def snapshot_of(buckets, u64 total):
+    """What `buckets()` said elsewhere, and the sum, as a Snapshot again: of (low, high, count), or (low, count)."""
+    cdef Snapshot made = Snapshot()
+    cdef u64 n
+    for low, *_, times in buckets:
+        n = times
+        made.counts[bucket_of(low)] += n
+        made._count += n
+    made._sum = total
+    return made
+
+
 def churn(u64 times):
     """Threads: any. Records `times` values of growing size into a histogram of its own; it prices one record."""
     cdef LatencyHistogram owner = LatencyHistogram()

@@ -4,11 +4,13 @@
 #
 # Threads: run() is the loop thread's body; the rest any.
 from clipper_core.machine cimport u32
+from clipper_core.shard_counts cimport Counts
 from clipper_core.shard_line cimport DoorState
 from clipper_core.shard_log cimport Follower
 
 cdef class ShardDoor:
     cdef DoorState* state
     cdef list tables            # kept alive
+    cdef readonly Counts counts
 
     cdef Follower* _follower(self, u32 number) except NULL

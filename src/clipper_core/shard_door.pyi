@@ -2,6 +2,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clipper_core.embedding import Table
+from clipper_core.shard_counts import Counts
 
 _Whom = tuple[int, int, int]
 _Head = tuple[int, int, int, int, int, int, int, float]
@@ -11,6 +12,7 @@ class ShardDoor:
     ready: bool
     version: int
     stamp: int
+    counts: Counts
     def __init__(self, *, frame_bytes_max: int = 268435456, connections_max: int = 1024, log_ids_max: int = 16777216) -> None: ...
     def listen(self, fd: int) -> None: ...
     def run(self) -> None: ...

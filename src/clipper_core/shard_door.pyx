@@ -11,6 +11,7 @@ from clipper_core.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, acquire,
     epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64, relaxed, release, u8, u64,
 )
+from clipper_core.shard_counts cimport Counts, counts_refuse
 from clipper_core.shard_line cimport (
     BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, Call, Caller, Reply, ShardHead, is_busy, padded,
     shard_answer, take_frames,
@@ -243,7 +244,8 @@ cdef class ShardDoor:
 
     def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24):
         cdef DoorState* s = new DoorState()
-        self.state, self.tables = s, []
+        self.state, self.tables, self.counts = s, [], Counts()
+        s.counts = self.counts.state
         s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         s.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         s.calls.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
@@ -407,6 +409,7 @@ cdef class ShardDoor:
         head.payload_bytes = <u32> end
         if refused:
             head.rows = refused
+            counts_refuse(s.counts, refused)
         cdef Reply* reply = new Reply()
         reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
         reply.bytes.put(&head, HEAD_BYTES)

@@ -5,6 +5,7 @@ from libcpp.vector cimport vector
 from clipper_core.embedding_rows cimport Rows
 from clipper_core.http_bytes cimport Bytes, Post
 from clipper_core.machine cimport atomic, u8, u32, u64
+from clipper_core.shard_counts cimport ShardCounts
 from clipper_core.shard_log cimport ShardLog, mutex
 
 cdef extern from "shard_line.hpp" namespace "clipper" nogil:
@@ -100,6 +101,7 @@ cdef cppclass DoorState:
     atomic[u64] repeated
     atomic[u64] refused
     atomic[u32] connections
+    ShardCounts* counts
 
 cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil   # all that have come whole. False: what came is no frame
 cdef bint is_busy(Caller* c) noexcept nogil                     # it must read, or Python answer, before more is taken from it

@@ -8,8 +8,10 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from clipper_core.embedding_rows cimport PULL_I8, Distinct, Pulled, Pushed, distinct_init, rows_pull, rows_push
+from clipper_core.histogram cimport histogram_record, note
 from clipper_core.machine cimport acq_rel, acquire, eventfd_signal, i64, relaxed
 from clipper_core.optimizer cimport Stride, all_finite, stride_of
+from clipper_core.shard_counts cimport counts_push, counts_refuse
 from clipper_core.shard_log cimport OLD_PUSH, SEEN_PUSH, Held, Sighting
 from clipper_core.status cimport BAD_FRAME, BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN
 
@@ -35,6 +37,7 @@ cdef void _refuse(DoorState* s, Caller* c, const ShardHead* to, u32 why, i64 abo
     head.rows = why
     head.payload_bytes = sizeof(i64)
     s.refused.fetch_add(1, relaxed)
+    counts_refuse(s.counts, why)
     c.output.put(&head, HEAD_BYTES)
     c.output.put(&about, sizeof(i64))
 
@@ -43,7 +46,7 @@ cdef void _refuse(DoorState* s, Caller* c, const ShardHead* to, u32 why, i64 abo
 
 cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
     cdef Place* place = &s.places[h.table]
-    cdef u64 dim = place.rows.dim, n = h.rows, data, scales = 0, whole
+    cdef u64 dim = place.rows.dim, n = h.rows, data, scales = 0, whole, missed
     cdef ShardHead head
     cdef u8* to
     if h.dtype > PULL_I8 or h.payload_bytes != 8 * n:
@@ -65,8 +68,10 @@ cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     if whole:
         memset(to + HEAD_BYTES + data - min(<u64> 8, data), 0, min(<u64> 8, data))
         memset(to + HEAD_BYTES + whole - min(<u64> 8, whole), 0, min(<u64> 8, whole))
-    rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to + HEAD_BYTES, <float*> (to + HEAD_BYTES + data),
-              place.spare, s.stamp.load(relaxed))
+    missed = rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to + HEAD_BYTES, <float*> (to + HEAD_BYTES + data),
+                       place.spare, s.stamp.load(relaxed))
+    note(&s.counts.tables[h.table].pulled, n)
+    note(&s.counts.tables[h.table].missed, missed)
     c.output.end += HEAD_BYTES + whole
     s.pulls.fetch_add(1, relaxed)
     s.pulled.fetch_add(n, relaxed)
@@ -136,6 +141,7 @@ cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, co
     s.model.fetch_add(1, relaxed)
     s.pushes.fetch_add(1, relaxed)
     s.pushed.fetch_add(pushed.applied, relaxed)
+    counts_push(s.counts, h.table, pushed.applied, pushed.made, pushed.unadmitted, pushed.refused, pushed.evicted)
     _hold_or_answer(s, c, h, ids, h.rows, False)
     s.still.unlock()
 
@@ -165,6 +171,8 @@ cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
         _refuse(s, c, h, FULL, <i64> s.log.held_max)
         return
     scale = _scale(s, h, &lag)
+    if h.model:
+        histogram_record(&s.counts.lags, lag)
     if s.lag_max.load(relaxed) and lag > s.lag_max.load(relaxed):
         _refuse(s, c, h, TOO_STALE, <i64> lag)
         return

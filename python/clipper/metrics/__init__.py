@@ -5,6 +5,7 @@ from clipper.metrics.families import FAMILIES, Family
 from clipper.metrics.grpc_counts import GrpcCounts
 from clipper.metrics.http_counts import HttpCounts, TlsCounts
 from clipper.metrics.mesh_counts import MeshCounts, MeshMetrics
+from clipper.metrics.params_counts import ParamsMetrics
 from clipper.metrics.samples import OTHER, Samples
 from clipper.metrics.text import CONTENT_TYPES, influx, openmetrics, prometheus
 
@@ -19,6 +20,7 @@ __all__ = [
     "MeshCounts",
     "MeshMetrics",
     "Metrics",
+    "ParamsMetrics",
     "Samples",
     "TlsCounts",
     "influx",

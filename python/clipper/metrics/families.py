@@ -18,6 +18,7 @@ BATCH_ROWS: Final = (1.0, 2.0, 4.0, 8.0, 17.0, 35.0, 71.0, 143.0, 287.0, 575.0, 
 
 LOADS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 LOADS_MS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 3e5)
+VERSIONS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 17.0, 35.0, 71.0, 143.0, 287.0, 1151.0, 4607.0)
 SIZES: Final = tuple(float(1 << n) for n in range(12, 38, 2))  # 4 KiB to 64 GiB
 
 
@@ -60,6 +61,9 @@ _APP: Final = ("application",)
 _MODEL: Final = ("model", "version")
 _BOTH: Final = ("application", "model", "version")
 _RPC: Final = ("service", "method")
+_SHARD: Final = ("shard",)
+_TABLE_OF: Final = ("table", "shard")
+_COPY: Final = ("shard", "replica")
 _HTTP: Final = ("listener", "method", "route")
 
 _TABLE: Final = (
@@ -170,6 +174,47 @@ _TABLE: Final = (
     _alias("instance_used_bytes", "gauge", "As clipper_mesh_used_bytes."),
     _alias("instance_used_bps", "gauge", "Used of the capacity, in hundredths of a per cent."),
     _alias("instance_models_total", "gauge", "As clipper_mesh_models_held."),
+    # parameters, of each shard of a set
+    Family("clipper_params_shard_up", "gauge", _SHARD, "1: it answers; 0: it is away, and there are no other figures of it."),
+    Family("clipper_params_shard_ready", "gauge", _SHARD, "1: it serves; 0: it recovers."),
+    Family("clipper_params_shard_exposed", "gauge", _SHARD, "1: pushes go on without a replica that they should wait for."),
+    _level("clipper_params_epoch", _SHARD, "How often it began: grows by one with each life."),
+    _level("clipper_params_version", _SHARD, "Version of the model there."),
+    Family("clipper_params_bytes", "gauge", _SHARD, "Memory of tables and variables, optimizers' state included."),
+    Family("clipper_params_resident_bytes", "gauge", _SHARD, "Resident memory of its process."),
+    Family("clipper_params_variables", "gauge", _SHARD, "Dense variables."),
+    Family("clipper_params_connections", "gauge", _SHARD, "Workers, models and shards connected."),
+    Family("clipper_params_rows", "gauge", _TABLE_OF, "Rows of a table."),
+    Family("clipper_params_table_bytes", "gauge", _TABLE_OF, "Memory of a table."),
+    Family("clipper_params_pulls_total", "counter", _SHARD, "Pulls of rows answered."),
+    Family(
+        "clipper_params_pulled_rows_total", "counter", (*_TABLE_OF, "outcome"),
+        "Rows asked for: `hit`, or `miss`, of an id that nobody has trained.",
+    ),
+    Family("clipper_params_pushes_total", "counter", _SHARD, "Pushes applied, or taken for a step: of rows, and of the model."),
+    Family("clipper_params_pushes_repeated_total", "counter", _SHARD, "Pushes of rows that came again, and changed nothing."),
+    Family("clipper_params_pushed_rows_total", "counter", _TABLE_OF, "Rows that pushes changed, each once a push."),
+    Family("clipper_params_admitted_rows_total", "counter", _TABLE_OF, "Rows made for ids that had none."),
+    Family("clipper_params_unadmitted_rows_total", "counter", _TABLE_OF, "Ids that were pushed too seldom to have a row yet."),
+    Family("clipper_params_refused_rows_total", "counter", _TABLE_OF, "Ids pushed for which the table had no room."),
+    Family("clipper_params_evicted_rows_total", "counter", _TABLE_OF, "Rows that gave way to others."),
+    Family("clipper_params_expired_rows_total", "counter", _TABLE_OF, "Rows that nobody had used for expire_s."),
+    Family(
+        "clipper_params_refused_total", "counter", (*_SHARD, "reason"),
+        "Requests refused: `too_stale`, `not_ready`, `bad_input`, `call_failed`, ...",
+    ),
+    Family(
+        "clipper_params_push_lag_versions", "histogram", _SHARD,
+        "How many versions behind the gradients were, of pushes that say their version; refused ones too.", VERSIONS,
+    ),
+    Family("clipper_params_replica_whole", "gauge", _COPY, "1: the replica in shard `replica` has all."),
+    _level("clipper_params_replica_lag_pushes", _COPY, "Changes that the replica has not said it has."),
+    _level("clipper_params_replica_lag_seconds", _COPY, "How old the oldest of them is."),
+    Family("clipper_params_snapshots_total", "counter", (*_SHARD, "outcome"), "Snapshots: `ok` or `failed`."),
+    _level("clipper_params_snapshot_age_seconds", _SHARD, "Since the last that there is of it, also of lives before this one."),
+    _level("clipper_params_snapshot_seconds", _SHARD, "How long the last one took."),
+    Family("clipper_params_snapshot_bytes", "gauge", _SHARD, "Its size."),
+    _level("clipper_params_recovery_seconds", _SHARD, "How long it took this life to read what there was before it served."),
     # traces
     Family(
         "clipper_traced_requests_total", "counter", ("outcome",),

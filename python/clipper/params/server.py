@@ -122,6 +122,7 @@ class ShardServer:
     def _serves(self, found: Recovered, seconds: float) -> None:
         self.shard.adopt(found.parameters, found.version, found.seen, found.epoch)
         self.recovered = found.source
+        self.shard.recovery = (seconds, found.source)
         for copy in self.shard.copies.values():
             copy.start(found.epoch)
         rows = found.parameters.rows

@@ -21,6 +21,7 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params import frames
+from clipper.params.counting import Ages, stats_of
 from clipper.params.frames import Kind, Refusal, packed, unpacked
 from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
@@ -72,7 +73,9 @@ class Shard:
         self.training = self._training(self.parameters)
         self.ended = ""  # why
         self.snapshots: Any = None
-        self._began_s = time.monotonic()
+        self.recovery = (0.0, "")  # seconds that it took, and from what
+        self.ages = Ages()
+        self.began_s = time.monotonic()
         self._admitted: dict[int, int] = {}
         self._waiting: deque[tuple[int, Whom, bytes]] = deque()
         self._posted: deque[Callable[[], None]] = deque()
@@ -81,10 +84,10 @@ class Shard:
         self._poll = select.poll()
         for fd in (self._wake, self.door.calls_fd, self.door.log_fd):
             self._poll.register(fd, select.POLLIN)
-        self._expired_s = self._checked_s = self._began_s
+        self._expired_s = self._checked_s = self.began_s
         self._asking = False
         self._pulse = Pulse(place.alive, settings)
-        self._now_s = self._began_s
+        self._now_s = self.began_s
         self.followers = self._followers()
         waited = settings.replication == "waited"
         self.copies = {
@@ -224,6 +227,7 @@ class Shard:
         if self._now_s - self._expired_s >= EXPIRE_S:
             self._expired_s = self._now_s
             self.expire()
+        self.ages.note(self._now_s, self.door.position)
         self.training.tick()
         patience_s = self.place.settings.without_replica_s
         if patience_s and not self._asking and self.followers.away(self._now_s, patience_s):
@@ -245,7 +249,7 @@ class Shard:
                     with still(self.door):
                         _, _, now = table.read(old)
                         old = old[now < before]
-                        table.remove(old)
+                        self.door.counts.expire(number, table.remove(old))
                         self.door.note(number, old)
 
     def _ask_whether_replaced(self) -> None:
@@ -387,28 +391,4 @@ class Shard:
         self.snapshots.ask(int(said.get("number", 0)), lambda answer: self.post(lambda: told(answer)), whole=whole)
 
     def _stats(self, _: Piece, __: Whom) -> Piece:
-        named = zip(self.parameters.specs, self.parameters.tables, strict=False)
-        copies = [(of, one.replica) for of, one in self.copies.items()]
-        return {
-            "shard": self.place.number,
-            "shards": self.place.shards,
-            "pid": os.getpid(),
-            "ready": self.door.ready,
-            "ended": self.ended,
-            "exposed": any(one.left for one in self.followers.each),
-            "seconds": time.monotonic() - self._began_s,
-            "initialized": self.parameters.dense.initialized,
-            "variables": len(self.parameters.dense),
-            "nbytes": self.parameters.nbytes,
-            "tables": {s.name: {"rows": len(t), "dim": s.dim, "nbytes": t.nbytes, "steps": t.steps} for s, t in named},
-            "door": self.door.stats(),
-            "followers": [
-                {"shard": f.shard, "on": f.on, "waited": f.waited, "whole": f.is_whole,
-                 "behind": self.door.position - f.acknowledged, "heard_s": self._now_s - f.heard_s} for f in self.followers.each
-            ],
-            "replicas": [
-                {"shard": of, "whole": r is not None, "epoch": r.epoch if r else 0, "version": r.version if r else 0,
-                 "rows": r.parameters.rows if r else 0} for of, r in copies
-            ],
-            "snapshots": self.snapshots.stats() if self.snapshots is not None else {},
-        }  # fmt: skip
+        return stats_of(self, time.monotonic())

@@ -234,11 +234,15 @@ class Snapshots:
         self._deltas = 0
         self._follows = False
         self._last: Part | None = None
-        self._said: Piece = {"taken": 0, "failed": 0, "last": 0, "seconds": 0.0, "error": ""}
+        self._said: Piece = {"taken": 0, "failed": 0, "last": 0, "at_us": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
         self._thread = threading.Thread(target=self._run, name="clipper-shard-snapshots", daemon=True)
 
     def sources(self) -> list[Source]:
-        return sources_of(self.root, self._place.number, self._place.shards)
+        number, shards = self._place.number, self._place.shards
+        mine = [part for part in parts_in(self.root) if (part.shard, part.shards) == (number, shards)]
+        if mine:
+            self._said |= {"last": mine[-1].number, "at_us": mine[-1].created_us, "nbytes": mine[-1].nbytes}
+        return sources_of(self.root, number, shards)
 
     def start(self) -> None:
         self._thread.start()
@@ -317,6 +321,7 @@ class Snapshots:
         seconds = time.monotonic() - began_s
         said = {"number": part.number, "version": part.version, "rows": part.rows, "nbytes": part.nbytes, "base": part.base}
         self._said |= {"taken": self._said["taken"] + 1, "last": part.number, "seconds": seconds, "error": ""}
+        self._said |= {"at_us": part.created_us, "nbytes": part.nbytes}
         told({**said, "seconds": seconds})
         self._prune()
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from clipper.errors import DoesNotFit, StalePush
+from clipper.params.frames import Refusal
 from clipper.params.parameters import DENSE, Piece
 from clipper.params.replication import still
 from clipper.params.training import OLD, SEEN, Gradients, Pushed, Training
@@ -48,7 +49,9 @@ class Stepping(Training):
             return Pushed({"accepted": True, "repeated": True, "version": version, "step": taken}, self.door.position)
         if self._decides:
             lag = self.lag(gradients)
+            self._note_lag(gradients, lag)
             if lag > self._most:
+                self.door.counts.refuse(Refusal.TOO_STALE)
                 why = f"the gradient is of version {gradients.version}, and {version} is gathered; at most {self._most} behind"
                 return Pushed({"accepted": False, "version": version, "why": why}, 0)
             step = version
@@ -58,6 +61,7 @@ class Stepping(Training):
             self.parameters.gathered.append(_part(gradients, step))
             position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
             position = max(position, self._close_steps(self._waits_for))
+        self.door.counts.take()
         return Pushed({"accepted": True, "version": self.door.version, "step": step}, position)
 
     def tick(self) -> None:
@@ -108,7 +112,8 @@ class Stepping(Training):
             mine = [row for part in parts for row in part["rows"] if row["table"] == table]
             ids = np.concatenate([row["ids"] for row in mine])
             gradients = np.concatenate([row["gradients"] for row in mine])
-            self.parameters.tables[table].push(ids, gradients, scale=scale, stamp=self.door.stamp)
+            counted = self.parameters.tables[table].push(ids, gradients, scale=scale, stamp=self.door.stamp)
+            self.door.counts.push(table, counted)
             self.door.note(table, ids)
         return self.door.note(DENSE, list(sums))
 

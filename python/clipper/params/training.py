@@ -12,6 +12,7 @@ import numpy as np
 
 from clipper.errors import InvalidInput, StalePush
 from clipper.params.dense import F32
+from clipper.params.frames import Refusal
 from clipper.params.parameters import DENSE, Ids, Parameters, Piece
 from clipper.params.replication import still
 from clipper_core.shard_door import ShardDoor
@@ -62,8 +63,10 @@ class Training:
                 hint="Do not send it again.",
             )
         lag = self.lag(gradients)
+        self._note_lag(gradients, lag)
         if self._lag_max and lag > self._lag_max:
             why = f"the gradient is {lag} versions old, and at most {self._lag_max} are accepted"
+            self.door.counts.refuse(Refusal.TOO_STALE)
             return Pushed({"accepted": False, "version": self.door.version, "why": why}, 0)
         return self.apply(gradients, gradients.scale / max(1, lag) if self._slows else gradients.scale)
 
@@ -73,17 +76,23 @@ class Training:
     def lag(self, gradients: Gradients) -> int:
         return max(0, self.door.version - gradients.version) if gradients.version else 0
 
+    def _note_lag(self, gradients: Gradients, lag: int) -> None:
+        if gradients.version:
+            self.door.counts.lag(lag)
+
     def apply(self, gradients: Gradients, scale: float) -> Pushed:
         """One step, and one version."""
         with still(self.door):
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
             for table, ids, rows in gradients.rows:
-                self.parameters.tables[table].push(ids, rows, scale=scale, stamp=self.door.stamp)
+                counted = self.parameters.tables[table].push(ids, rows, scale=scale, stamp=self.door.stamp)
+                self.door.counts.push(table, counted)
                 self.door.note(table, ids)
             changed = np.fromiter(gradients.variables, np.int64) if gradients.variables else _NONE
             position = self.door.note(DENSE, changed, gradients.worker, gradients.sequence)
             self.door.version = version
+        self.door.counts.take()
         return Pushed({"accepted": True, "version": version}, position)
 
     def checked(self, said: Mapping[str, Any]) -> Gradients:

@@ -1,0 +1,82 @@
+"""A set of shards of parameters, as samples: from what each of them says of itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from clipper.clock import wall_time_us
+from clipper.metrics.samples import Cap, Labels, Samples
+from clipper_core.histogram import snapshot_of
+
+Stats = Mapping[str, Any]
+
+_OF_SHARD: Final = (
+    ("ready", "clipper_params_shard_ready"), ("exposed", "clipper_params_shard_exposed"), ("nbytes", "clipper_params_bytes"),
+    ("resident_bytes", "clipper_params_resident_bytes"), ("variables", "clipper_params_variables"),
+)  # fmt: skip
+_OF_DOOR: Final = (
+    ("epoch", "clipper_params_epoch"), ("version", "clipper_params_version"), ("connections", "clipper_params_connections"),
+    ("pulls", "clipper_params_pulls_total"), ("pushes", "clipper_params_pushes_total"),
+    ("repeated", "clipper_params_pushes_repeated_total"),
+)  # fmt: skip
+_OF_TABLE: Final = (
+    ("rows", "clipper_params_rows"), ("nbytes", "clipper_params_table_bytes"), ("applied", "clipper_params_pushed_rows_total"),
+    ("made", "clipper_params_admitted_rows_total"), ("unadmitted", "clipper_params_unadmitted_rows_total"),
+    ("refused", "clipper_params_refused_rows_total"), ("evicted", "clipper_params_evicted_rows_total"),
+    ("expired", "clipper_params_expired_rows_total"),
+)  # fmt: skip
+
+
+class ParamsMetrics:
+    """stats: by shard, what it says of itself, or {"shard": number, "away": why}.  names_max: tables with series of their own.
+    Threads: one at a time."""
+
+    def __init__(self, stats: Callable[[], Sequence[Stats]], names_max: int = 200) -> None:
+        self._stats, self._tables = stats, Cap(names_max)
+
+    def collect(self, into: Samples) -> None:
+        tables: dict[Labels, Samples] = {}
+        for shard in self._stats():
+            name = str(shard["shard"])
+            into.add("clipper_params_shard_up", int("away" not in shard), name)
+            if "away" in shard:
+                continue
+            _of_shard(shard, name, into)
+            for table, row in shard["tables"].items():
+                _of_table(row, (table, name), tables.setdefault((table,), Samples()))
+        into.add_all(self._tables.keep(tables))
+
+
+def _of_shard(stats: Stats, name: str, into: Samples) -> None:
+    for key, family in _OF_SHARD:
+        into.add(family, int(stats[key]), name)
+    for key, family in _OF_DOOR:
+        into.add(family, stats["door"][key], name)
+    into.add("clipper_params_pushes_total", stats["model_pushes"], name)
+    into.add("clipper_params_recovery_seconds", stats["recovery"]["seconds"], name)
+    for reason, count in stats["refused"].items():
+        into.add("clipper_params_refused_total", count, name, reason)
+    into.add("clipper_params_push_lag_versions", snapshot_of(stats["lags"]["buckets"], stats["lags"]["sum"]), name)
+    for one in stats["followers"]:
+        copy = name, str(one["shard"])
+        into.add("clipper_params_replica_whole", int(one["whole"]), *copy)
+        into.add("clipper_params_replica_lag_pushes", one["behind"], *copy)
+        into.add("clipper_params_replica_lag_seconds", one["behind_s"], *copy)
+    if stats["snapshots"]:
+        _of_snapshots(stats["snapshots"], name, into)
+
+
+def _of_snapshots(stats: Stats, name: str, into: Samples) -> None:
+    for key, outcome in (("taken", "ok"), ("failed", "failed")):
+        into.add("clipper_params_snapshots_total", stats[key], name, outcome)
+    if stats["at_us"]:
+        into.add("clipper_params_snapshot_age_seconds", max(0.0, (wall_time_us() - stats["at_us"]) / 1e6), name)
+        into.add("clipper_params_snapshot_bytes", stats["nbytes"], name)
+    if stats["taken"]:
+        into.add("clipper_params_snapshot_seconds", stats["seconds"], name)
+
+
+def _of_table(row: Stats, labels: Labels, into: Samples) -> None:
+    for key, family in _OF_TABLE:
+        into.add(family, row[key], *labels)
+    into.add("clipper_params_pulled_rows_total", row["pulled"] - row["missed"], *labels, "hit")
+    into.add("clipper_params_pulled_rows_total", row["missed"], *labels, "miss")

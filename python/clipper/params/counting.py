@@ -1,0 +1,73 @@
+"""What a shard says of itself when it is asked for `stats`: for `clipper params ps` and `top`, metrics, the dashboard."""
+
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from clipper.metrics.process import resident_bytes
+from clipper.params.frames import Refusal
+from clipper.params.parameters import Piece
+from clipper_core.status import Status
+
+if TYPE_CHECKING:
+    from clipper.params.shard import Shard
+
+_STATUSES: Final = (Status.FULL, Status.BAD_INPUT, Status.BAD_FRAME, Status.TOO_LARGE, Status.NO_MEMORY, Status.UNKNOWN)
+_REASONS: Final = {int(one): one.name.lower() for one in (*_STATUSES, *Refusal)}
+_SAMPLES = 4096
+
+
+class Ages:
+    """How long the shard's log was when: so how old a change is that a follower lacks. Threads: the answering one."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
+
+    def note(self, now: float, position: int) -> None:
+        """Now and then."""
+        if not self._seen or self._seen[-1][1] != position:
+            self._seen.append((now, position))
+
+    def behind_s(self, acknowledged: int, now: float) -> float:
+        """At least: a change is as old as the first note that had it. Of those beyond the last 4096, as old as these."""
+        return next((now - at for at, position in self._seen if position > acknowledged), 0.0)
+
+
+def stats_of(shard: "Shard", now: float) -> Piece:
+    """Threads: the answering one."""
+    parameters, door, counts = shard.parameters, shard.door, shard.door.counts
+    named = enumerate(zip(parameters.specs, parameters.tables, strict=False))
+    refused = counts.refused()
+    lags = counts.lags()
+    copies = [(of, one.replica) for of, one in shard.copies.items()]
+    return {
+        "shard": shard.place.number,
+        "shards": shard.place.shards,
+        "pid": os.getpid(),
+        "ready": door.ready,
+        "ended": shard.ended,
+        "exposed": any(one.left for one in shard.followers.each),
+        "seconds": now - shard.began_s,
+        "initialized": parameters.dense.initialized,
+        "variables": len(parameters.dense),
+        "nbytes": parameters.nbytes,
+        "resident_bytes": resident_bytes(os.getpid()),
+        "tables": {
+            s.name: {"rows": len(t), "dim": s.dim, "nbytes": t.nbytes, "steps": t.steps, **counts.table(number)}
+            for number, (s, t) in named
+        },
+        "door": door.stats(),
+        "model_pushes": counts.taken,
+        "refused": {name: refused.get(why, 0) for why, name in _REASONS.items()},
+        "lags": {"buckets": [[low, count] for low, _, count in lags.buckets()], "sum": lags.sum},
+        "recovery": {"seconds": shard.recovery[0], "source": shard.recovery[1]},
+        "followers": [
+            {"shard": f.shard, "on": f.on, "waited": f.waited, "whole": f.is_whole, "behind": door.position - f.acknowledged,
+             "behind_s": shard.ages.behind_s(f.acknowledged, now), "heard_s": now - f.heard_s} for f in shard.followers.each
+        ],
+        "replicas": [
+            {"shard": of, "whole": r is not None, "epoch": r.epoch if r else 0, "version": r.version if r else 0,
+             "rows": r.parameters.rows if r else 0} for of, r in copies
+        ],
+        "snapshots": shard.snapshots.stats() if shard.snapshots is not None else {},
+    }  # fmt: skip

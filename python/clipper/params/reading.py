@@ -1,0 +1,80 @@
+"""A set of shards as somebody sees it who looks on: the `stats` of each, again and again."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from clipper.errors import ClipperError
+from clipper.params.frames import Kind, refusal, unpacked
+from clipper.params.line import Ask, Line, addresses_in, call
+
+Stats = dict[str, Any]
+ALL_S = 3.0  # for all that do not answer
+
+
+class SetReader:
+    """Threads: any; readings wait for each other.
+
+    shards: the folder of a set, which may get other addresses, or the addresses of all in order.  answer_s: for each that does
+    not answer.
+    """
+
+    def __init__(self, shards: str | os.PathLike[str] | Sequence[str], *, token: str = "", answer_s: float = 1.0) -> None:
+        self._folder = os.fspath(shards) if isinstance(shards, str | os.PathLike) else ""
+        self._addresses, self._token = ([] if self._folder else list(shards)), token  # type: ignore[arg-type]
+        self._answer_s = answer_s
+        self._lines: list[Line] = []
+        self._known: tuple[list[str], str] = ([], "")
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            for line in self._lines:
+                line.close()
+            self._lines = []
+
+    def read(self) -> list[Stats]:
+        """By shard: its stats, or {"shard": number, "away": why}. Raises InvalidInput where there is no set."""
+        with self._lock:
+            lines, until, asks = self._found(), time.monotonic() + ALL_S, list[Ask | str]()
+            for line in lines:
+                asks.append(_sent(line) if time.monotonic() < until else "others took all the time there was")
+            return [_heard(line, ask) for line, ask in zip(lines, asks, strict=True)]
+
+    def _found(self) -> list[Line]:
+        known = addresses_in(self._folder) if self._folder else (self._addresses, self._token)
+        if known != self._known:
+            for line in self._lines:
+                line.close()
+            addresses, token = self._known = known
+            self._lines = [Line(i, addresses.__getitem__, token, 0, self._answer_s) for i in range(len(addresses))]
+        return self._lines
+
+
+def _sent(line: Line) -> Ask | str:
+    """Asked, or why not."""
+    ask = call("stats")
+    for last in (False, True):  # the connection may be that to a shard that was relaunched
+        try:
+            line.send(ask)
+            return ask
+        except (OSError, ClipperError) as error:
+            line.close()
+            if last:
+                return str(error) or type(error).__name__
+    return ""
+
+
+def _heard(line: Line, ask: Ask | str) -> Stats:
+    if isinstance(ask, str):
+        return {"shard": line.number, "away": ask}
+    try:
+        head = line.wait(ask)
+        if head.kind != Kind.ANSWER:
+            raise refusal(head, ask.body, line.name)
+        return unpacked(ask.body)
+    except (OSError, ClipperError) as error:
+        line.close()
+        return {"shard": line.number, "away": str(error) or type(error).__name__}
