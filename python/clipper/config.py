@@ -235,9 +235,11 @@ def _flat(table: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 def _shorthand(at: _Path, value: Any) -> tuple[_Path, Any]:
     """`batching = "static"` is short for `batching.mode = "static"`, `http = "HOST:PORT"` for `http.address`, `mesh = true`
-    for `mesh.enabled`."""
+    for `mesh.enabled`, `params = "FOLDER"` for `server.params`."""
     if at == ("mesh",) and isinstance(value, bool):
         return (*at, "enabled"), value
+    if at == ("params",) and isinstance(value, str):
+        return ("server", "params"), value
     if at in (("http",), ("grpc",)) and isinstance(value, str):
         return (*at, "address"), value
     is_batching = at == ("batching",) or (len(at) == 3 and at[0] == "models" and at[2] == "batching")

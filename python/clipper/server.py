@@ -30,6 +30,7 @@ from clipper.manage.moving import Place
 from clipper.manage.operations import Operations
 from clipper.manage.rolling import Rolling
 from clipper.manage.running import Running, announce, state_named
+from clipper.manage.tables import Tabled
 from clipper.mesh.joining import Ground, Joining
 from clipper.mesh.routing import MeshedModel
 from clipper.selection import covering, policy_named
@@ -69,7 +70,7 @@ _DRAIN_POLL_S = 0.002
 _APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing", "decider", "coverage")
 
 
-class ClipperServer(Streaming, Joining):
+class ClipperServer(Streaming, Joining, Tabled):
     """One serving node. Threads: any. Use it in a `with` block, or call close().
 
     Answers queries by their own deadline from models in processes of their own. Build one with `clipper.start()`.
@@ -125,6 +126,8 @@ class ClipperServer(Streaming, Joining):
             self._listener = listen(self.config.server.address, self._dir.run)
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()
+            self._open_tables()
+            self._deployment.tables = self._tables
             self._deployment.start()
             self._enter_mesh()
             self._end_following = self.catalog.on_change(self._questions.resolve)
@@ -205,6 +208,8 @@ class ClipperServer(Streaming, Joining):
             self._frontends.stop()
         self._deciding.close()
         self._deployment.containers.stop()
+        if self._tables is not None:
+            self._tables.stop()
         self.catalog.close()
         self._learning.close()
         self._recorder.close()
@@ -270,6 +275,7 @@ class ClipperServer(Streaming, Joining):
         memory_mib: int = 0,
         cpus: float = 0.0,
         gpus: str = "",
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
         wait: bool = True,
         promote: bool = True,
     ) -> CoreModel:
@@ -286,7 +292,9 @@ class ClipperServer(Streaming, Joining):
         "scikit-learn==1.5.2": it runs in an environment of its own with these, built once; python: of that, "3.12" or a path.
         deployer: "process", "docker" or "podman" (server.deployer when not given); for the last two, of each container:
         memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as "0,2"); docs/images.md.
-        Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines).
+        tables: of parameters, {"factors": {"dim": 8}}, beside those that the model's class declares: docs/params.md, "Serving".
+        Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines); of tables DoesNotFit (this server
+        has none), InvalidInput, TypeConflict (one is there, and another), ShardAway.
         """
         self._check_open()
         least, most = replica_bounds(name, 1 if replicas is None else replicas, self.config.limits.replicas_max)
@@ -302,6 +310,7 @@ class ClipperServer(Streaming, Joining):
             "row_by_row": row_by_row,
             "requirements": lines_of(requirements),
             "python": python,
+            "tables": dict(tables or {}),
             **placing(deployer or self.config.server.deployer, memory_mib, cpus, gpus),
         }
         return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core
@@ -435,7 +444,7 @@ class ClipperServer(Streaming, Joining):
         """Counters and gauges now: `models` by `name:version` (their replicas, how many are `wanted` and how many it `has`;
         `engine`: the number of the one that serves it), `cache`, `issued`, `answered`, `loop`: of all engines;
         `applications` by name: what their queries came to; `feedback`: the journal, and answers waiting;
-        `store`: of one elsewhere, whether it is there."""
+        `params`: the set of shards of [server] params; `store`: of one elsewhere, whether it is there."""
         return {
             **self._engines.snapshot(),
             "models": self._deployment.stats(),
@@ -443,6 +452,7 @@ class ClipperServer(Streaming, Joining):
             "applications": self._questions.stats(),
             "feedback": self._learning.stats(),
             **({"mesh": self._mesh.stats()} if self._mesh is not None else {}),
+            **({"params": self._tables.stats()} if self._tables is not None else {}),
             **({"store": self._store.stats()} if isinstance(self._store, KeptStore) else {}),
         }
 

@@ -337,6 +337,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     python: of that environment, "3.11" or the path of an interpreter; empty: the server's.
     deployer: "process" (or empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all", a
     number, or ids as "0,2") of each container.
+    tables: of parameters that it uses, by name: {"factors": {"dim": 8}}; what else is said of one is docs/params.md's.
     created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
@@ -363,6 +364,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     memory_mib: int = 0
     cpus: float = 0.0
     gpus: str = ""
+    tables: dict[str, dict[str, Any]] = {}
 
     @property
     def id(self) -> VersionedModel:

@@ -228,6 +228,7 @@ def _host(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from clipper_container.adapters.function import explain, load_target
+    from clipper_container.declared import give_tables
     from clipper_container.evaluate import user_traceback
     from clipper_container.model import as_model
     from clipper_container.serve import Options, Refused, serve
@@ -247,6 +248,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         model = as_model(
             load_target(arguments.target, arguments.sha256, arguments.code), confidence=not arguments.no_confidence
         )
+        tables = give_tables(model)
         model.load()
     except Exception as error:
         print(
@@ -269,6 +271,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         pad=arguments.pad,
         corrects=model.corrects,
         sessions=model.sessions,
+        tables=bool(tables),
     )
     stop = StopSwitch()
     stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))

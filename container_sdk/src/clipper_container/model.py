@@ -39,6 +39,9 @@ class Model(ABC):
     sessions: whose query each row is, is told too: write `predict_batch(self, inputs, sessions)`. sessions: ndarray (n,) of u64,
         `clipper_container.session_of(user)` each; 0: nobody's. Such a model's predictions are cached by session.
 
+    tables: of parameters that it uses, declared by the class: {"factors": {"dim": 8, "optimizer": "adagrad"}}. In the container
+        `self.tables` is then, from `load` on, a `clipper_container.tables.Tables` to pull their rows from and push gradients to.
+
     A model that learns from feedback has `correct` as well, and may say by `accuracy` how well it does.
     """
 
@@ -46,6 +49,7 @@ class Model(ABC):
     output: str = "any"
     batch_max: int = 0
     sessions: bool = False
+    tables: Any = None
 
     def load(self) -> None:  # noqa: B027  # a hook: most models need none
         """Called once, in the model's own process, before the first batch. Open files, sockets and devices here."""
@@ -66,7 +70,8 @@ class Model(ABC):
         inputs: as `predict_batch` has them.  labels: an ndarray (n, ...) or a list, as `predict_batch` would return them.
         sessions: ndarray (n,) of u64; see `sessions` above.
         Called between batches, when none waits, on the thread that predicts; a batch that comes meanwhile waits for this one
-        call. Each feedback is told at most once, to each replica that runs then: keep what must survive yourself.
+        call. Each feedback is told at most once, to each replica that runs then (of a model with tables: to one of them): keep
+        what must survive yourself, or push it to a table.
         Raises: whatever it likes; it is logged and counted, and predictions go on.
         """
 

@@ -62,13 +62,14 @@ class Options:
     corrects: bool = False
     sessions: bool = False
     quiet: bool = False
+    tables: bool = False
 
     def hello(self, shared: bool = False) -> dict[str, Any]:
         from clipper_container import __version__
 
-        quiet = {"quiet": True} if self.quiet else {}
         return {
-            **quiet,
+            **({"quiet": True} if self.quiet else {}),
+            **({"tables": True} if self.tables else {}),
             "name": self.name,
             "version": self.version,
             "replica": self.replica,

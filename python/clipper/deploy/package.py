@@ -22,9 +22,9 @@ import sys
 import sysconfig
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Package:
     target: path of the packed file, or `module:attribute`. sha256: of the file in hex, "" for a module.
     kind: "function", "estimator", "model", "module", "torch", or of a file ("onnx", ...: `Artifact.kind`). input: type of one
     row, where the model says it.
-    code: directories that the container needs on sys.path.
+    code: directories that the container needs on sys.path.  tables: of parameters, that a Model declares.
     """
 
     target: str
@@ -68,6 +68,7 @@ class Package:
     sha256: str = ""
     input: str | None = None
     code: tuple[str, ...] = ()
+    tables: dict[str, Any] = field(default_factory=dict)
 
 
 def pack(
@@ -105,7 +106,7 @@ def pack(
         raise PackagingError(f"{name!r} is a {kind}: it would travel as a pickle, which is code, and server.no_pickle refuses "
                              f"that. {_SAFER.get(kind, _SAFER[''])}")  # fmt: skip
     path, sha256 = _kept(_content(thing, kind, name), name, version, directory, ".pkl")
-    return Package(path, kind, sha256, input_of(thing), places)
+    return Package(path, kind, sha256, input_of(thing), places, tables_of(thing) if kind == "model" else {})
 
 
 def _kept(content: bytes, name: str, version: int, directory: str | os.PathLike[str], suffix: str) -> tuple[str, str]:
@@ -126,6 +127,12 @@ def input_of(thing: Any) -> str | None:
         if isinstance(features, int) and features > 0:
             return f"f64[{features}]"
     return None
+
+
+def tables_of(thing: Any) -> dict[str, Any]:
+    """The tables that a Model declares."""
+    declared = getattr(thing, "tables", None)
+    return {str(name): spec for name, spec in declared.items()} if isinstance(declared, Mapping) else {}
 
 
 def _kind(thing: Any) -> str:

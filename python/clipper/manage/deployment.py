@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,8 +26,9 @@ from clipper.deploy.environments import Environments
 from clipper.deploy.needs import needs_of
 from clipper.deploy.package import pack
 from clipper.deploy.restarts import RestartPolicy
-from clipper.errors import DeployFailed, InvalidInput, ShuttingDown, UnknownModel
+from clipper.errors import DeployFailed, InvalidInput, ShardAway, ShuttingDown, TypeConflict, UnknownModel
 from clipper.manage.building import FAILED, IMAGE, LOADING, PACKING, STARTING, WARM, Building, Stage, needs_environment
+from clipper.manage.tables import make_tables
 from clipper.mesh.node import Mesh
 from clipper.serving.containers import Containers, Hello, Seat
 from clipper.serving.engines import Engines
@@ -39,6 +40,9 @@ from clipper.settings.server import ServerSettings
 from clipper.state_dir import StateDir
 from clipper.types import VERSION_MAX, InputType, Model, VersionedModel
 from clipper_core.model import Model as CoreModel
+
+if TYPE_CHECKING:
+    from clipper.params.serving import ServedSet
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
@@ -105,6 +109,7 @@ class Deployment:
         self._building = Building(self._in_service, environments, self._built)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_MAX)
         self.mesh: Mesh | None = None
+        self.tables: ServedSet | None = None
         self._numbering = threading.Lock()  # from the choice of a version to its place in _running
 
     # -- life
@@ -118,8 +123,9 @@ class Deployment:
         """A model of the catalog is served again."""
         self._running.ensure(model)
         try:
+            make_tables(self.tables, model)
             self._start_replicas(model)
-        except InvalidInput as error:
+        except (InvalidInput, TypeConflict, ShardAway) as error:
             self._fail(model.id, str(error))
 
     def follow(self, before: Sequence[Model]) -> None:
@@ -163,11 +169,14 @@ class Deployment:
         **settings: Any,
     ) -> Running:
         """See ClipperServer.deploy; settings: of the record."""
+        given = settings.pop("tables", {})
         with self._numbering:
-            record = _replace(self._record(name, model, version, code, input), **settings)
+            record = self._record(name, model, version, code, input)
+            record = _replace(record, **settings, tables={**record.tables, **given})
             running = self._running.ensure(record)
         self._building.enter(record.id, STARTING)
         try:
+            make_tables(self.tables, record)
             self._start_replicas(record)
             if wait and record.replicas:
                 self._await_replicas(record)
@@ -303,7 +312,9 @@ class Deployment:
             self._building.forget(id_)
             raise
         type_ = type_of(input or package.input or "any")
-        return Model(name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code)
+        return Model(
+            name, chosen, type_, target=package.target, sha256=package.sha256, code=package.code, tables=package.tables
+        )  # fmt: skip
 
     def _next_version(self, name: str) -> int:
         taken = [model.version for model in self.catalog.view.versions.get(name, ())]
@@ -319,7 +330,8 @@ class Deployment:
         if not python:
             return  # _built() comes back
         alive = {(s.name, s.version, s.replica) for s in self._deployer.list() if s.state not in ("stopped", "failed")}
-        spec = dataclasses.replace(self._spec(model), python=python, env=_APART if own else {})
+        tables = {} if self.tables is None else self.tables.environment(model.tables)
+        spec = dataclasses.replace(self._spec(model), python=python, env={**(_APART if own else {}), **tables})
         for number in range(model.replicas):
             if (model.name, model.version, number) not in alive:
                 self._deployer.start(spec, number)

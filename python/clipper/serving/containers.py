@@ -50,6 +50,7 @@ class Hello(msgspec.Struct, frozen=True):
     corrects: bool = False
     sessions: bool = False
     quiet: bool = False
+    tables: bool = False
 
     @property
     def id(self) -> VersionedModel:

@@ -1,9 +1,10 @@
 """Feedback for models that learn themselves: containers whose model has `correct()`, told behind the acknowledgement.
 
-A feedback is told to every connected replica of each model that was heard, at most once: what the journal keeps is the policies'
-and is not told again after a crash; what a container has not taken when it dies, or what does not fit the bounds, is gone, and
-counted. Predictions come first everywhere: here feedback waits for a thread that has time, on the link for a moment without
-batches, in the container for one without queries.
+A feedback is told to every connected replica of each model that was heard (to one of them, in turn, where they learn into tables
+that all of them read), at most once: what the journal keeps is the policies' and is not told again after a crash; what a
+container has not taken when it dies, or what does not fit the bounds, is gone, and counted. Predictions come first everywhere:
+here feedback waits for a thread that has time, on the link for a moment without batches, in the container for one without
+queries.
 
 A model may also take sessions: then whose query it is travels with the row, as a number, and is part of the key of the cache.
 """
@@ -43,6 +44,8 @@ class Says(Protocol):
     @property
     def sessions(self) -> bool: ...
     @property
+    def tables(self) -> bool: ...
+    @property
     def id(self) -> VersionedModel: ...
 
 
@@ -58,6 +61,7 @@ class Teaching:
         self.wake_fd = -1
         self._rows_max, self._bytes_max, self._frame_bytes_max = rows_max, bytes_max, frame_bytes_max
         self._lines: dict[VersionedModel, list[tuple[Engine, int]]] = {}
+        self._together: dict[VersionedModel, itertools.count[int]] = {}  # those that learn into tables which all replicas read
         self._sessions: dict[tuple[Engine, int], VersionedModel] = {}
         self._session_models: frozenset[VersionedModel] = frozenset()
         self._guard = threading.Lock()
@@ -80,6 +84,8 @@ class Teaching:
     def came(self, engine: Engine, conn: int, hello: Says) -> None:
         if hello.corrects:
             self._lines[hello.id] = [*self._lines.get(hello.id, ()), (engine, conn)]
+            if hello.tables:
+                self._together.setdefault(hello.id, itertools.count())
         if hello.sessions:
             self._sessions[engine, conn] = hello.id
         self._look()
@@ -90,6 +96,7 @@ class Teaching:
             self._lines[model] = left
         else:
             self._lines.pop(model, None)
+            self._together.pop(model, None)
         self._sessions.pop((engine, conn), None)
         self._look()
 
@@ -168,7 +175,10 @@ class Teaching:
             payload = encode_feedback(_inputs(core, inputs), _labels(labels), sessions)
             if len(payload) > self._frame_bytes_max:
                 raise ValueError(f"they are {len(payload)} bytes; a frame has at most {self._frame_bytes_max}")
-            for engine, conn in self._lines.get(model, ()):
+            lines = self._lines.get(model, ())
+            if lines and (turn := self._together.get(model)):
+                lines = [lines[next(turn) % len(lines)]]
+            for engine, conn in lines:
                 engine.teach(conn, payload, len(lessons))
         except (ClipperError, ValueError, TypeError, OverflowError) as error:
             with self._guard:

@@ -30,6 +30,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
     deployer: Annotated[
         Literal["process", "docker", "podman"], about("what runs the containers of models that do not say")
     ] = "process"
+    params: Annotated[
+        str, about("folder of the set of shards whose tables models use; begun by [params] if none runs there; empty: no tables")
+    ] = ""
     engines: Annotated[
         int, about("loop threads, each with a share of the models and of the cache; at most one a core", "engines", ge=1, le=64)
     ] = 1

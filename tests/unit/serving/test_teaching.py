@@ -29,8 +29,8 @@ class Engine:
         return [rows.data.tolist() for _, _, rows in self.sent]
 
 
-def hello(id=A, corrects=True, sessions=False):
-    return types.SimpleNamespace(id=id, corrects=corrects, sessions=sessions)
+def hello(id=A, corrects=True, sessions=False, tables=False):
+    return types.SimpleNamespace(id=id, corrects=corrects, sessions=sessions, tables=tables)
 
 
 def core(dtype="f8", shape=(2,)):
@@ -53,6 +53,21 @@ def teaching(engine):
     made.came(engine, 1, hello())
     yield made
     made.close()
+
+
+def test_replicas_that_learn_into_tables_are_told_in_turn(engine, teaching):
+    for conn in (7, 8, 9):
+        teaching.came(engine, conn, hello(B, tables=True))
+    for label in range(4):
+        teaching.tell({B: core()}, [1.0, 2.0], 0, seen(label, models=(B,)))
+        teaching.flush()
+    assert [conn for conn, _, _ in engine.sent] == [7, 8, 9, 7]
+    assert [labels for [labels] in engine.labels()] == [0, 1, 2, 3]
+    for conn in (7, 8):
+        teaching.went(engine, conn, B)
+    teaching.tell({B: core()}, [1.0, 2.0], 0, seen(4, models=(B,)))
+    teaching.flush()
+    assert engine.sent[-1][0] == 9
 
 
 def test_a_server_without_models_that_learn_is_not_active(engine):

@@ -14,6 +14,7 @@ from typing import Any
 
 from clipper_container.adapters.errors import LoadError
 from clipper_container.adapters.function import explain, load_as
+from clipper_container.declared import declared
 from clipper_container.model import as_model
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 
@@ -62,6 +63,8 @@ def _loaded(thing: Any, confidence: bool = True) -> Loaded:
         model = as_model(thing, confidence)
     except TypeError as error:
         raise ArtifactError(str(error)) from None
+    if names := declared(model):
+        raise ArtifactError(f"it declares tables of parameters ({', '.join(names)}), which models of a host cannot have")
     model.load()
     return Loaded(model)
 

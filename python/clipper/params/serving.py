@@ -1,0 +1,135 @@
+"""The set of shards whose tables a server's models use: one that runs in its folder, or one that begins and ends with it."""
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from clipper.config import Config
+from clipper.errors import AlreadyExists, ClipperError, ConfigError, InvalidInput, ShardAway, did_you_mean
+from clipper.params.client import Client
+from clipper.params.line import addresses_in
+from clipper.params.local import LocalSet, snapshot_all, supervisor_of, told_in
+from clipper.params.tables import TableSpec
+from clipper.settings.params import ParamsSettings
+
+_log = logging.getLogger(__name__)
+PATIENCE_S = 60.0  # for a set that begins, or recovers
+TABLES_ENV = "CLIPPER_TABLES"  # of a container: the folder
+DECLARED_ENV = "CLIPPER_TABLES_DECLARED"  # what the server was told of a model's tables, as JSON
+Tables = Mapping[str, Mapping[str, Any]]
+
+
+class ServedSet:
+    """start(), then `client`; stop(). Threads: any."""
+
+    def __init__(self, settings: ParamsSettings) -> None:
+        self.settings, self.folder = settings, Path(settings.folder)
+        self._own: LocalSet | None = None
+        self._client: Client | None = None
+        self._guard = threading.Lock()
+
+    def start(self, patience_s: float = PATIENCE_S) -> Self:
+        """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has another number of shards)."""
+        if not supervisor_of(self.folder):
+            try:
+                self._own = LocalSet(self.settings).start()
+            except AlreadyExists:
+                _log.info("another began the set of shards in %s just now: it is used", self.folder)
+        try:
+            if self._own is not None:
+                self._own.wait_ready(patience_s)
+            else:
+                with Client(self.folder, patience_s=patience_s, answer_s=patience_s) as client:
+                    client.call_all("tables")
+        except BaseException:
+            self.stop(snapshot=False)
+            raise
+        return self
+
+    def stop(self, *, snapshot: bool = True) -> None:
+        """Ends it, if it is its own, with a snapshot of all."""
+        with self._guard:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        own, self._own = self._own, None
+        if own is not None:
+            own.stop(snapshot=snapshot)
+
+    @property
+    def client(self) -> Client:
+        """One for all who are in no hurry. Raises InvalidInput when the folder says no addresses."""
+        with self._guard:
+            if self._client is None:
+                self._client = Client(self.folder)
+            return self._client
+
+    def make(self, whose: str, tables: Tables) -> None:
+        """The tables that a model declares, where they are not there; then a snapshot has them, so that a shard which is killed
+        comes back with them. Raises InvalidInput; TypeConflict where one is there, and another; ShardAway."""
+        specs = [spec_of(whose, name, spec) for name, spec in tables.items()]
+        there = self.client.call(0, "tables")["numbers"]
+        for spec in specs:
+            try:
+                self.client.create(spec)
+            except ShardAway:
+                raise
+            except ClipperError as error:
+                raise type(error)(f"{whose} declares table {spec.name!r}: {error.message}", hint=error.hint) from None
+        if any(spec.name not in there for spec in specs):
+            self._keep()
+
+    def _keep(self) -> None:
+        addresses, token = addresses_in(self.folder)
+        try:
+            snapshot_all(addresses, token, self.folder)
+        except ClipperError as error:
+            _log.warning("no snapshot of the new tables: a shard that is killed before the next one forgets them: %s", error)
+
+    def environment(self, tables: Tables) -> dict[str, str]:
+        """What a container of this host is told. It holds no secret: the folder's files are for its owner."""
+        declared = {DECLARED_ENV: json.dumps({name: dict(spec) for name, spec in tables.items()})} if tables else {}
+        return {TABLES_ENV: str(self.folder), **declared}
+
+    def stats(self) -> dict[str, Any]:
+        """folder; own: it ends with this server; restarts: of shards, since then."""
+        own = self._own
+        return {"folder": str(self.folder), "own": own is not None, "restarts": own.restarts if own is not None else 0}
+
+
+def spec_of(whose: str, name: str, said: Mapping[str, Any]) -> TableSpec:
+    """Raises InvalidInput."""
+    if not isinstance(said, Mapping) or "dim" not in said:
+        hint = f'tables = {{"{name}": {{"dim": 8}}}}'
+        raise InvalidInput(f"{whose} declares table {name!r} by {said!r:.100}: a mapping with `dim` is needed.", hint=hint)
+    known = TableSpec.__struct_fields__[1:]
+    if unknown := [key for key in said if key not in known]:
+        guess = did_you_mean(str(unknown[0]), known) or f". Known: {', '.join(known)}."
+        raise InvalidInput(f"{whose} declares table {name!r} with {unknown[0]!r}{guess}")
+    try:
+        return msgspec.convert({"name": name, **said}, TableSpec).check()
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{whose} declares table {name!r}: {error}.") from None
+
+
+def settings_of(config: Config) -> ParamsSettings:
+    """[params], for the folder of server.params; what it does not say is as the set in that folder had it.
+    Raises ConfigError, InvalidInput."""
+    folder = Path(config.server.params).absolute()
+    before = told_in(folder).get("settings", {})
+    fields = msgspec.structs.fields(ParamsSettings)
+    said = {field.name: getattr(config.params, field.name) for field in fields}
+    given = {f.name for f in fields if f"params.{f.name}" in config.origins or said[f.name] != f.default}
+    if "folder" in given and Path(config.params.folder).absolute() != folder:
+        why = f"server.params is {config.server.params!r}, and params.folder {config.params.folder!r}."
+        raise ConfigError(why, hint="Leave out params.folder.")
+    known = {key: value for key, value in before.items() if key in said and key not in given}
+    try:
+        return msgspec.convert({**said, **known, "folder": str(folder)}, ParamsSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{folder}/shards.json: {error}.") from None

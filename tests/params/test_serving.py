@@ -1,0 +1,216 @@
+"""A server that serves and trains tables: its set of shards, what models declare, what reaches their containers."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.config import load
+from clipper.errors import ConfigError, DeployFailed, DoesNotFit, InvalidInput, NotAllowed, ShardAway, TypeConflict
+from clipper.params import Client, TableSpec
+from clipper.params.local import STANDING_BY, LocalSet, supervisor_of, told_in
+from clipper.params.serving import ServedSet, settings_of
+from clipper.settings.params import ParamsSettings
+from clipper_container import Model
+
+QUICK: dict[str, Any] = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+PATIENCE_S = 60.0
+
+
+SCORES = {"scores": {"dim": 1, "optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}}
+MISSPELT = {"scores": {"dim": 1, "optimiser": "sgd"}}
+
+
+class Scores(Model):
+    """An input is an id; it answers by the id's row, and feedback moves that towards the label."""
+
+    input = "i64[1]"
+    tables = SCORES
+
+    def load(self) -> None:
+        self.begun = self.tables.pull("scores", [0])  # tables are there when it loads
+
+    def predict_batch(self, inputs: Any) -> Any:
+        return self.tables.pull("scores", inputs[:, 0])[:, 0]
+
+    def correct(self, inputs: Any, labels: Any, sessions: Any) -> None:
+        wrong = self.predict_batch(inputs) - np.asarray(labels, np.float32)
+        self.tables.push("scores", inputs[:, 0], wrong[:, None])
+
+
+class Misspelt(Scores):
+    tables = MISSPELT
+
+
+class Bare(Model):
+    """Told of its table by whoever deploys it."""
+
+    input = "i64[1]"
+
+    def predict_batch(self, inputs: Any) -> Any:
+        return self.tables.pull("bare", inputs[:, 0])[:, 0]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
+    folder = tmp_path_factory.mktemp("served")
+    with clipper.start(params=str(folder / "set"), **QUICK) as started:
+        started._learning.states.start_writing()
+        wait_until(lambda: len(own(started)._standing) == STANDING_BY)
+        yield started
+
+
+def own(server: clipper.ClipperServer) -> LocalSet:
+    assert server._tables is not None
+    assert server._tables._own is not None
+    return server._tables._own
+
+
+@pytest.fixture
+def deploy(server: clipper.ClipperServer) -> Iterator[Callable[..., None]]:
+    """Deploys a model, and retires it after the test."""
+    made: list[str] = []
+
+    def do(name: str, model: Any, **settings: Any) -> None:
+        server.deploy(name, model, cache=False, **settings)
+        made.append(name)
+
+    yield do
+    for name in made:
+        server.retire(name, force=True)
+
+
+def asked(app: clipper.ApplicationHandle, id: int) -> clipper.Answer:
+    found: clipper.Answer = app.predict([id]).result(PATIENCE_S)
+    assert not found.is_default, found.reason
+    return found
+
+
+@pytest.mark.slow
+def test_feedback_is_what_the_next_query_reads(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+    deploy("scores", Scores, replicas=2)
+    app = server.app("learns", models=["scores"], policy="stacking", slo_ms=30_000)
+    assert asked(app, 7).output == 0
+    app.feedback(asked(app, 7), label=3.0)
+    wait_until(lambda: asked(app, 7).output == 3)
+    assert server.params.pull("scores", [7, 8]).tolist() == [[3], [0]], "whoever asks the shards sees the same"
+    told = [replica["taught"] for replica in server.stats()["models"]["scores:1"]["replicas"]]
+    assert sorted(told) == [0, 1], "one replica was told, both read what it learned"
+    assert all(asked(app, 7).output == 3 for _ in range(20))
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
+    server: clipper.ClipperServer, deploy: Callable[..., None]
+) -> None:
+    deploy("after", Scores)
+    app = server.app("killed", models=["after"], policy="stacking", slo_ms=30_000)
+    asked(app, 70)
+    os.kill(own(server).pids()[0], signal.SIGKILL)
+    app.feedback(asked(app, 71), label=5.0)
+    wait_until(lambda: asked(app, 71).output == 5)
+
+
+@pytest.mark.slow
+def test_tables_can_be_told_at_deployment(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+    deploy("bare", Bare, tables={"bare": {"dim": 4, "initializer": "constant"}})
+    app = server.app("told", models=["bare"], slo_ms=30_000)
+    assert asked(app, 1).output == server.params.pull("bare", [1])[0, 0]
+    assert server.catalog.view.model("bare").tables == {"bare": {"dim": 4, "initializer": "constant"}}
+
+
+@pytest.mark.slow
+def test_tables_that_cannot_be(server: clipper.ClipperServer) -> None:
+    with pytest.raises(InvalidInput, match=r"declares table 'scores' with 'optimiser'.*'optimizer'"):
+        server.deploy("misspelt", Misspelt)
+    server.params.create(TableSpec("taken", 3))
+    with pytest.raises(TypeConflict, match=r"model 'wide:1' declares table 'taken': .*dim"):
+        server.deploy("wide", Bare, tables={"taken": {"dim": 2}})
+    with pytest.raises(InvalidInput, match="a mapping with `dim`"):
+        server.deploy("no-dim", Bare, tables={"t": {}})
+    with pytest.raises(InvalidInput, match="declares table 't'"):
+        server.deploy("no-number", Bare, tables={"t": {"dim": "many"}})
+    with pytest.raises(InvalidInput, match="dim is 0"):
+        server.deploy("no-number", Bare, tables={"t": {"dim": 0}})
+    with pytest.raises(DoesNotFit, match="does not reach them"):
+        server.deploy("docked", Bare, tables={"t": {"dim": 1}}, deployer="docker")
+    assert not server.stages("wide"), "nothing was started"
+
+
+def test_tables_need_a_server_that_has_some() -> None:
+    with clipper.start(**QUICK) as server:
+        with pytest.raises(DoesNotFit, match=r"declares tables \(scores\), and this server has none") as told:
+            server.deploy("scores", Scores)
+        assert "clipper.start(params=" in told.value.hint
+        with pytest.raises(NotAllowed, match="no tables"):
+            server.params  # noqa: B018
+        with pytest.raises(DeployFailed, match="declares tables of parameters \\('scores'\\), and its server has none"):
+            server.deploy("named", "tests.params.test_serving:Scores", code=[str(Path(__file__).parents[2])])
+
+
+@pytest.mark.slow
+def test_a_set_of_ones_own_ends_and_begins_with_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "clipper.toml"
+    file.write_text(f'[server]\nstate = "{tmp_path}/state"\nparams = "{tmp_path}/set"\n[params]\nshards = 2\nsnapshot_s = 0\n')
+    with clipper.start(file, **QUICK) as server:
+        server.deploy("scores", Scores, cache=False)
+        server.params.push("scores", [3, 4], [[-1.0], [-2.0]])
+        assert server.stats()["params"] == {"folder": f"{tmp_path}/set", "own": True, "restarts": 0}
+        with clipper.start(params=f"{tmp_path}/set", **QUICK) as other:
+            assert not other.stats()["params"]["own"], "two servers share one set"
+            assert other.params.pull("scores", [3])[0, 0] == 1
+        assert server.params.pull("scores", [4])[0, 0] == 2, "the other's end did not end it"
+    assert supervisor_of(tmp_path / "set") == 0
+    with clipper.start(params=f"{tmp_path}/set", state=f"{tmp_path}/state", **QUICK) as server:
+        assert len(server.params) == 2, "as many shards as the folder knows of, though nobody said so"
+        app = server.app("again", models=["scores"], slo_ms=30_000)
+        wait_until(lambda: server.stats()["models"]["scores:1"]["has"] == 1)
+        assert asked(app, 4).output == 2
+    assert told_in(tmp_path / "set")["settings"]["snapshot_s"] == 0
+
+
+@pytest.mark.slow
+def test_a_set_that_runs_is_used_and_left_running(tmp_path: Path) -> None:
+    running = LocalSet(ParamsSettings(folder=str(tmp_path), snapshot_s=0.0)).start()
+    try:
+        running.wait_ready(PATIENCE_S)
+        with clipper.start(params=str(tmp_path), **QUICK) as server:
+            server.params.create(TableSpec("t", 1))
+        with Client(tmp_path) as client:
+            assert client.spec("t").dim == 1
+        (pid,) = running.pids().values()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+            with pytest.raises(ShardAway, match="shard 0"):
+                ServedSet(ParamsSettings(folder=str(tmp_path))).start(0.2)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    finally:
+        running.stop(snapshot=False)
+
+
+def test_settings_are_what_is_said_else_what_the_folder_knows(tmp_path: Path) -> None:
+    (tmp_path / "shards.json").write_text('{"settings": {"shards": 5, "replicas": 2, "token": "", "gone": 1}}')
+    found = settings_of(load(env={}, params=str(tmp_path)))
+    assert (found.shards, found.replicas, found.folder) == (5, 2, str(tmp_path))
+    file = tmp_path / "clipper.toml"
+    file.write_text(f'[server]\nparams = "{tmp_path}"\n[params]\nshards = 1\n')
+    found = settings_of(load(file, env={}))
+    assert (found.shards, found.replicas) == (1, 2)
+    file.write_text(f'[server]\nparams = "{tmp_path}"\n[params]\nfolder = "elsewhere"\n')
+    with pytest.raises(ConfigError, match=r"Leave out params\.folder"):
+        settings_of(load(file, env={}))
