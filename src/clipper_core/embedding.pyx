@@ -1,6 +1,7 @@
 """Embedding tables: `Table("users", 64)`, then pull(ids) and push(ids, gradients) from any thread."""
 from libc.math cimport isfinite
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 cimport numpy as cnp
 
@@ -9,8 +10,8 @@ import hashlib
 import numpy as np
 
 from clipper_core.embedding_rows cimport (
-    PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init, rows_expire, rows_free, rows_init,
-    rows_pull, rows_push, rows_read, rows_remove, rows_walk, rows_write,
+    PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init, rows_bound, rows_expire, rows_free,
+    rows_init, rows_pull, rows_push, rows_read, rows_remove, rows_walk, rows_write,
 )
 from clipper_core.initializer cimport Initializer
 from clipper_core.machine cimport acq_rel, aligned_new, i64, relaxed, u8, u32, u64
@@ -96,6 +97,17 @@ cdef class Table:
         self.pushes.store(value, relaxed)
 
     @property
+    def bounded(self):
+        """Whether rows_max holds. A copy of a table hears of rows to come before those that are gone, so there it is off;
+        turned on, it evicts what is too much, if the table does that."""
+        return self.rows.arena.rows_max <= self.rows_max
+
+    @bounded.setter
+    def bounded(self, bint value):
+        with nogil:
+            rows_bound(self.rows, self.rows_max if value else self.rows.arena.room)
+
+    @property
     def nbytes(self):
         return arena_bytes(&self.rows.arena) + index_bytes(&self.rows.index)
 
@@ -128,10 +140,11 @@ cdef class Table:
             free(fresh)
         return made if scales is None else (made, scales)
 
-    def push(self, ids, gradients, *, double scale=1.0, u64 step=0, u32 stamp=0):
+    def push(self, ids, gradients, *, double scale=1.0, u64 step=0, u32 stamp=0, list gone=None):
         """One step of the optimizer for each distinct id, by the sum of its gradients f32[n, dim].
 
-        scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more than the last.
+        scale: of the rate, for a push that is stale.  step: which step this is, from 1; 0: one more than the last.  gone: has the
+        ids of evicted rows, i64[evicted], added to it.
         -> dict of counts: applied (distinct ids), made (new rows), unadmitted, refused (no room), evicted.
         Errors: StatusError (BAD_INPUT) for another shape, and for NaN or infinity, with the id: then nothing has changed.
         """
@@ -147,7 +160,10 @@ cdef class Table:
         cdef Stride stride
         cdef float* sum = <float*> malloc(self.rows.dim * sizeof(float))
         cdef bint sound = False, room = False
-        pushed.applied = pushed.made = pushed.unadmitted = pushed.refused = pushed.evicted = 0
+        cdef cnp.ndarray left = np.empty(n if gone is not None and self.rows.evicts else 0, np.int64)
+        memset(&pushed, 0, sizeof(pushed))
+        if gone is not None and self.rows.evicts:
+            pushed.gone, pushed.gone_max = <i64*> cnp.PyArray_DATA(left), n
         with nogil:
             sound = all_finite(by, <u64> n * self.rows.dim)
             if sound and sum != NULL:
@@ -164,6 +180,8 @@ cdef class Table:
             raise_for(NO_MEMORY, f"table {self.name!r}: a push of {n} gradients")
         if step and step > self.pushes.load(relaxed):
             self.pushes.store(step, relaxed)
+        if pushed.gone != NULL and pushed.evicted:
+            gone.append(left[:pushed.evicted])
         return _counts(&pushed)
 
     def write(self, ids, values, stamps=None):
@@ -182,7 +200,7 @@ cdef class Table:
         cdef const float* by = <const float*> cnp.PyArray_DATA(rows)
         cdef const u32* at = <const u32*> cnp.PyArray_DATA(marks)
         cdef Pushed pushed
-        pushed.applied = pushed.made = pushed.unadmitted = pushed.refused = pushed.evicted = 0
+        memset(&pushed, 0, sizeof(pushed))
         with nogil:
             rows_write(self.rows, each, n, by, width, at, &pushed)
         return _counts(&pushed)

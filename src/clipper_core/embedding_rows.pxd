@@ -28,6 +28,8 @@ cdef struct Pushed:
     u64 unadmitted          # ids not seen often enough yet
     u64 refused             # ids for which there was no room
     u64 evicted             # rows that had to go for them
+    i64* gone               # their ids; NULL: nobody asks
+    u64 gone_max            # at most so many go, if somebody does
 
 cdef struct Rows:
     Rule rule
@@ -72,4 +74,5 @@ cdef u64 rows_read(Rows* rows, const i64* ids, u64 n, float* values, u32* stamps
 cdef u64 rows_remove(Rows* rows, const i64* ids, u64 n) noexcept nogil
 cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float* values, u32* stamps) noexcept nogil
 # ^ whole rows in the order of their hashes, from `hash` on; room: GATHER_MAX at least. Each row that is there all the time, once
+cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil    # if it evicts, the oldest go at once
 cdef u64 rows_expire(Rows* rows, u32 before) noexcept nogil      # of a lesser stamp

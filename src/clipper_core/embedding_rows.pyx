@@ -20,7 +20,9 @@ from libc.string cimport memcpy, memset
 from clipper_core.initializer cimport start_row
 from clipper_core.machine cimport atomic, i64, pause, relaxed, u8, u16, u32, u64
 from clipper_core.optimizer cimport Stride, add_row, optimizer_step, start_slots
-from clipper_core.row_arena cimport arena_free, arena_give, arena_init, arena_row, arena_stamp, arena_take
+from clipper_core.row_arena cimport (
+    arena_bound, arena_free, arena_give, arena_init, arena_row, arena_stamp, arena_take, arena_used,
+)
 from clipper_core.row_index cimport (
     GATHER_MAX, NO_ROW, Bucket, Held, Seen, bucket_lock, bucket_unlock, fetch_to_write, hold_seen, index_add, index_after,
     index_bucket, index_free, index_full, index_gather, index_grow, index_hash, index_hold, index_init, index_look, index_remove,
@@ -216,10 +218,26 @@ cdef u32 _row_for_one_more(Rows* rows, Pushed* pushed) noexcept nogil:
     cdef u32 row = arena_take(&rows.arena)
     cdef i64 oldest
     cdef u32 stamp
-    while row == NO_ROW and rows.evicts and _oldest(rows, &oldest, &stamp):
-        pushed.evicted += _remove(rows, oldest, <u64> stamp + 1)
+    while row == NO_ROW and rows.evicts and (pushed.gone == NULL or pushed.evicted < pushed.gone_max):
+        if not _oldest(rows, &oldest, &stamp):
+            break
+        if _remove(rows, oldest, <u64> stamp + 1):
+            if pushed.gone != NULL:
+                pushed.gone[pushed.evicted] = oldest
+            pushed.evicted += 1
         row = arena_take(&rows.arena)
     return row
+
+
+cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil:
+    cdef i64 oldest
+    cdef u32 stamp
+    arena_bound(&rows.arena, rows_max)
+    while rows.evicts and arena_used(&rows.arena) > rows_max:
+        _enter(rows)
+        if _oldest(rows, &oldest, &stamp):
+            _remove(rows, oldest, <u64> stamp + 1)
+        rows.gate.leave(False)
 
 
 cdef bint _admitted(Rows* rows, u64 hash) noexcept nogil:

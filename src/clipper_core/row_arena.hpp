@@ -11,10 +11,11 @@
 namespace clipper {
 
 struct Arena {
-    std::uint8_t** chunks;  // room for all that rows_max needs; NULL where nothing was made yet
+    std::uint8_t** chunks;  // of all rows that there is room for; NULL where nothing was made yet
     std::uint32_t shift;    // a chunk has 1 << shift rows, and behind them a stamp for each
     std::uint64_t row_bytes;
-    std::uint64_t rows_max;
+    std::uint64_t rows_max;  // at most `room`
+    std::uint64_t room;      // rows that there are chunks for
     std::atomic<std::uint32_t> lock;  // of the rest
     std::uint64_t next;               // rows handed out so far
     std::uint32_t free;               // the first of a list through the rows given back, or kNoRow

@@ -5,10 +5,11 @@ from clipper_core.machine cimport atomic, u8, u32, u64
 
 cdef extern from "row_arena.hpp" namespace "clipper" nogil:
     cdef cppclass Arena:
-        u8** chunks             # room for all that rows_max needs; NULL where nothing was made yet
+        u8** chunks             # of all rows that there is room for; NULL where nothing was made yet
         u32 shift               # a chunk has 1 << shift rows, and behind them a stamp for each
         u64 row_bytes
-        u64 rows_max
+        u64 rows_max            # at most `room`
+        u64 room                # rows that there are chunks for: some more, for a table that is not bounded for a while
         atomic[u32] lock        # of the rest
         u64 next                # rows handed out so far
         u32 free                # the first of a list through the rows given back, or NO_ROW
@@ -20,6 +21,7 @@ cdef extern from "row_arena.hpp" namespace "clipper" nogil:
 
 cdef bint arena_init(Arena* arena, u64 row_bytes, u64 rows_max) noexcept nogil
 cdef void arena_free(Arena* arena) noexcept nogil
+cdef void arena_bound(Arena* arena, u64 rows_max) noexcept nogil
 cdef u32 arena_take(Arena* arena) noexcept nogil        # NO_ROW: rows_max, or no memory
 cdef void arena_give(Arena* arena, u32 row) noexcept nogil
 cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil  # so many can be taken without a page fault

@@ -11,6 +11,7 @@ from clipper_core.row_index cimport NO_ROW, pages_free, pages_new, pages_touch
 
 cdef enum:
     CHUNK_BYTES = 32 << 20
+    MORE_ROWS = 1 << 16
 
 
 cdef inline u64 _rows_bytes(const Arena* arena) noexcept nogil:
@@ -27,9 +28,10 @@ cdef bint arena_init(Arena* arena, u64 row_bytes, u64 rows_max) noexcept nogil:
         arena.shift += 1
     arena.row_bytes = row_bytes
     arena.rows_max = rows_max
+    arena.room = min(4 * rows_max + MORE_ROWS, <u64> NO_ROW)
     arena.free = NO_ROW
     arena.next = arena.free_count = arena.chunk_count = 0
-    arena.chunks = <u8**> calloc((rows_max >> arena.shift) + 1, sizeof(void*))
+    arena.chunks = <u8**> calloc((arena.room >> arena.shift) + 1, sizeof(void*))
     return arena.chunks != NULL
 
 
@@ -63,14 +65,22 @@ cdef bint _chunks(Arena* arena, u64 n) noexcept nogil:
     return True
 
 
+cdef void arena_bound(Arena* arena, u64 rows_max) noexcept nogil:
+    _lock(arena)
+    arena.rows_max = min(rows_max, arena.room)
+    _unlock(arena)
+
+
 cdef u32 arena_take(Arena* arena) noexcept nogil:
     cdef u32 row = NO_ROW
     _lock(arena)
-    if arena.free != NO_ROW:
+    if arena.next - arena.free_count >= arena.rows_max:
+        row = NO_ROW
+    elif arena.free != NO_ROW:
         row = arena.free
         memcpy(&arena.free, arena_row(arena, row), sizeof(u32))
         arena.free_count -= 1
-    elif arena.next < arena.rows_max and _chunks(arena, (arena.next >> arena.shift) + 1):
+    elif arena.next < arena.room and _chunks(arena, (arena.next >> arena.shift) + 1):
         row = <u32> arena.next
         arena.next += 1
     _unlock(arena)

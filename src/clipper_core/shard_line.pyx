@@ -4,7 +4,7 @@ Whether an answer to a push leaves at once or when followers have the rows is th
 nothing. A connection may only make calls until Python has admitted it.
 """
 from libc.math cimport isfinite
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from clipper_core.embedding_rows cimport PULL_I8, Distinct, Pulled, Pushed, distinct_init, rows_pull, rows_push
@@ -88,25 +88,29 @@ cdef Sighting _seen(DoorState* s, const ShardHead* h, bint* full) noexcept nogil
     return sight
 
 
-cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, u32 n, bint again) noexcept nogil:
-    """It is applied: note it, and answer now or when those who follow have it."""
+cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, u32 n,
+                          const Pushed* pushed) noexcept nogil:
+    """It is applied: note it, and answer now or when those who follow have it. pushed: NULL: it had been applied before."""
+    cdef u8 flags = DUPLICATE if pushed == NULL else 0
     cdef Held held
     cdef ShardHead head
     cdef bint waits
     s.log.guard.lock()
-    if not again:
+    if pushed != NULL and pushed.gone != NULL and pushed.evicted:
+        s.log.append(h.table, pushed.gone, <u32> pushed.evicted, 0, 0)
+    if pushed != NULL:
         s.log.append(h.table, ids, n, h.worker, h.sequence)
     waits = s.log.waits() and s.log.sure() < s.log.position()
     if waits:
         head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
-        head.flags = DUPLICATE if again else 0
+        head.flags = flags
         held.position, held.conn, held.generation = s.log.position(), c.number, c.generation
         memcpy(&held.words[0], &head, HEAD_BYTES)
         s.log.held.push_back(held)
         eventfd_signal(s.log.fd)
     s.log.guard.unlock()
     if not waits:
-        _put_answer(s, c, h, DUPLICATE if again else 0)
+        _put_answer(s, c, h, flags)
 
 
 cdef i64 _first_bad(const i64* ids, const float* gradients, u64 n, u64 dim) noexcept nogil:
@@ -130,10 +134,16 @@ cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, co
     cdef Distinct distinct
     cdef Pushed pushed
     cdef Stride stride
-    pushed.applied = pushed.made = pushed.unadmitted = pushed.refused = pushed.evicted = 0
+    memset(&pushed, 0, sizeof(pushed))
     if not distinct_init(&distinct, ids, h.rows):
         _refuse(s, c, h, NO_MEMORY, h.rows)
         return
+    if place.rows.evicts:
+        pushed.gone, pushed.gone_max = <i64*> malloc((h.rows + 1) * sizeof(i64)), h.rows
+        if pushed.gone == NULL:
+            free(distinct.slots)
+            _refuse(s, c, h, NO_MEMORY, h.rows)
+            return
     s.still.lock()
     stride = stride_of(&place.rows.rule, place.pushes.fetch_add(1, acq_rel) + 1, scale)
     rows_push(place.rows, &stride, ids, &distinct, gradients, place.spare, s.stamp.load(relaxed), &pushed)
@@ -142,8 +152,9 @@ cdef void _apply(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, co
     s.pushes.fetch_add(1, relaxed)
     s.pushed.fetch_add(pushed.applied, relaxed)
     counts_push(s.counts, h.table, pushed.applied, pushed.made, pushed.unadmitted, pushed.refused, pushed.evicted)
-    _hold_or_answer(s, c, h, ids, h.rows, False)
+    _hold_or_answer(s, c, h, ids, h.rows, &pushed)
     s.still.unlock()
+    free(pushed.gone)
 
 
 cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
@@ -162,7 +173,7 @@ cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     sight = _seen(s, h, &full)
     if sight == SEEN_PUSH:
         s.repeated.fetch_add(1, relaxed)
-        _hold_or_answer(s, c, h, ids, 0, True)
+        _hold_or_answer(s, c, h, ids, 0, NULL)
         return
     if sight == OLD_PUSH:
         _refuse(s, c, h, TOO_OLD, <i64> h.sequence)

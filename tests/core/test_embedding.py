@@ -209,6 +209,40 @@ def test_a_full_table_refuses_or_lets_the_oldest_go() -> None:
     assert moving.push([99], np.ones((1, 1)), stamp=31)["evicted"] == 1
 
 
+def test_who_had_to_go_is_said() -> None:
+    table, draw = Table("t", 1, rows_max=50, evicts=True), np.random.default_rng(4)
+    there: set[int] = set()
+    for now in range(1, 60):
+        ids, gone = draw.integers(0, 200, 30), list[Array]()
+        counts = table.push(ids, np.ones((30, 1)), stamp=now, gone=gone)
+        assert sum(each.size for each in gone) == counts["evicted"]
+        there = (there | set(ids.tolist())) - {int(i) for each in gone for i in each}
+        kept = {id_ for id_, _, _ in walked(table)}
+        assert kept >= there, "none went unsaid"
+        there = kept
+    quiet = list[Array]()
+    Table("t", 1).push([1], np.ones((1, 1)), gone=quiet)
+    assert quiet == []
+
+
+def test_a_copy_has_room_for_what_will_be_said_to_be_gone() -> None:
+    for evicts in (True, False):
+        copy = Table("t", 1, rows_max=10, evicts=evicts)
+        copy.bounded = False
+        counts = copy.write(np.arange(25), np.ones((25, 1)), np.arange(25))
+        assert (counts["made"], counts["refused"], counts["evicted"], len(copy)) == (25, 0, 0, 25)
+        copy.remove(np.arange(12))
+        copy.bounded = True
+        assert len(copy) == (10 if evicts else 13)
+        assert sorted(id_ for id_, _, _ in walked(copy))[-10:] == list(range(15, 25))
+        counts = copy.push([99], np.ones((1, 1)), stamp=99)
+        assert (counts["evicted"], counts["refused"]) == ((1, 0) if evicts else (0, 1))
+        copy.remove(np.arange(20))
+        assert len(copy) == (6 if evicts else 5)
+        counts = copy.push(np.arange(200, 220), np.ones((20, 1)), stamp=99)
+        assert len(copy) == 10, "what was given back is no more room than it had"
+
+
 def test_the_oldest_of_many_is_old() -> None:
     table = Table("t", 1, rows_max=2000, evicts=True)
     for now in range(1, 6001):

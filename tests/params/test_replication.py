@@ -30,6 +30,7 @@ class Primary:
         self.door = ShardDoor(**limits)
         self.door.epoch = epoch
         self.parameters = Parameters()
+        self.parameters.serve()
         self.training = Training(self.door, self.parameters)
         self.late: list[bytes] = []
         self.quiet = False
@@ -43,7 +44,9 @@ class Primary:
         draw, parameters = self._draw, self.parameters
         what = draw.integers(0, 12)
         if what == 0 and len(parameters.specs) < 4:
-            parameters.create(TableSpec(f"t{len(parameters.specs)}", 3, optimizer=["adam", "sgd"][draw.integers(2)]))
+            rows = {"rows_max": 25, "evicts": True} if draw.integers(2) else {}
+            optimizer = ["adam", "sgd"][draw.integers(2)]
+            parameters.create(TableSpec(f"t{len(parameters.specs)}", 3, optimizer=optimizer, **rows))  # type: ignore[arg-type]
             self.door.note(DENSE, [])
         elif what == 1:
             if parameters.dense.initialize({f"w{i}": ones(i + 1) for i in range(3)}, "momentum", {}, 1):

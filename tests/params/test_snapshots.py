@@ -114,6 +114,41 @@ def test_a_delta_has_what_changed_and_what_is_gone(shards: Shards) -> None:
     assert all_of(shards) == before
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_was_evicted_is_in_no_delta(shards: Shards, mode: str) -> None:
+    """Pushed by the core, and by a call; replicas and what is read back agree to the row."""
+    client = shards.up(2, replicas=1, deltas_max=9, mode=mode).client()
+    client.create(TableSpec("few", 2, rows_max=40, evicts=True))
+    client.push_model({"w": zeros(1)})
+    draw, before = np.random.default_rng(12), {}
+    for turn in range(5):
+        for _ in range(10):
+            ids = draw.integers(-300, 300, 30)
+            if mode == "async":
+                client.push("few", ids, draw.standard_normal((30, 2)))
+            rows = {"few": (ids, draw.standard_normal((30, 2)))}
+            client.push_gradients({"w": ones(1)}, rows, versions=client.pull_variables()[0])
+        said = [client.call(shard, "snapshot", number=turn + 1) for shard in range(2)]
+        assert [one["base"] for one in said] == [turn] * 2
+        before = all_of(shards)
+    assert len(before) == 2 * 40 + 1
+    for of, server in shards.servers.items():
+        copy = shards.servers[1 - of].shard.copies[of].replica
+        table = server.shard.parameters.tables[0]
+        ids, rows, _, _ = table.walk(0, 1000)
+        assert copy is not None
+        theirs = copy.parameters.tables[0]
+        assert len(theirs) == len(table) == 40
+        assert (theirs.read(ids)[1] == rows).all()
+    shards.down(snapshot=False)
+    shards.up(2)
+    assert {one.recovered for one in shards.servers.values()} == {"snapshot 5"}
+    assert all_of(shards) == before
+    shards.down(snapshot=False)
+    shards.up(1)
+    assert len(shards.servers[0].shard.parameters.tables[0]) == 40, "one shard has room for the rows of one"
+
+
 def test_old_snapshots_go_and_deltas_keep_what_they_need(shards: Shards) -> None:
     client = shards.up(2, snapshots_max=2, deltas_max=1).client()
     teach(client, 7, count=1)

@@ -26,9 +26,13 @@ TABLES_MAX = 1024
 
 
 class Parameters:
-    """Threads: tables any; the rest one at a time."""
+    """Threads: tables any; the rest one at a time.
+
+    A copy until it is told to `serve`: bounds of tables do not hold while it hears of rows to come before those that are gone.
+    """
 
     def __init__(self) -> None:
+        self._serves = False
         self.specs: list[TableSpec] = []
         self.tables: list[Table] = []
         self.dense = Dense()
@@ -53,9 +57,17 @@ class Parameters:
                 return number, False
         if len(self.specs) >= TABLES_MAX:
             raise InvalidInput(f"table {spec.name!r} is one too many: a shard has at most {TABLES_MAX}.")
-        self.tables.append(spec.check().made())
+        table = spec.check().made()
+        table.bounded = self._serves
+        self.tables.append(table)
         self.specs.append(spec)
         return len(self.specs) - 1, True
+
+    def serve(self) -> None:
+        """Bounds hold from now on; what is too much goes."""
+        self._serves = True
+        for table in self.tables:
+            table.bounded = True
 
     @property
     def rows(self) -> int:
@@ -144,6 +156,8 @@ class Parameters:
 
     def _take_rows(self, part: Mapping[str, Any], shard: int, shards: int) -> None:
         table, ids = self.tables[part["table"]], part["ids"]
+        if "gone" in part:
+            table.remove(part["gone"])
         if shards > 1:
             ours = np.mod(ids, shards) == shard
             if not ours.all():
@@ -151,8 +165,6 @@ class Parameters:
                 ids = ids[:0]
         if ids.size:
             table.write(ids, part["rows"], part["stamps"])
-        if "gone" in part:
-            table.remove(part["gone"])
 
 
 def _difference(one: TableSpec, other: TableSpec) -> str:

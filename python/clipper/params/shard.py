@@ -132,6 +132,7 @@ class Shard:
 
     def adopt(self, parameters: Parameters, version: int, seen: dict[int, bytes], epoch: int) -> None:
         """What it recovered; it serves from now on. Threads: the answering one."""
+        parameters.serve()
         self.parameters = parameters
         self.training = self._training(parameters)
         for table in parameters.tables:

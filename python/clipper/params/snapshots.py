@@ -4,7 +4,7 @@ A part is written under another name, flushed, and renamed when it is whole, so 
 says how long the file is and what its checksum is, so one that a disk has spoiled is noticed. Rows are written beside pushes, and
 what changed meanwhile after them; the last of it, a few megabytes at most, while pushes wait, together with the version and the
 pushes seen: a part is its shard as it was at that one moment. The deltas after a whole part have the rows that changed since, and
-the ids that are gone. A table that evicts rows has no deltas: the core does not say whom it evicted.
+the ids that are gone, be it that they expired or that they had to go for others.
 """
 
 import json
@@ -329,7 +329,7 @@ class Snapshots:
         place, door, parameters = self._place, self._shard.door, self._shard.parameters
         most = place.settings.deltas_max
         base = self._last
-        if whole or base is None or not self._follows or self._deltas >= most or any(spec.evicts for spec in parameters.specs):
+        if whole or base is None or not self._follows or self._deltas >= most:
             base = None
         writer = PartWriter(self.root, number, place.number, place.shards)
         try:

@@ -112,9 +112,7 @@ class Stepping(Training):
             mine = [row for part in parts for row in part["rows"] if row["table"] == table]
             ids = np.concatenate([row["ids"] for row in mine])
             gradients = np.concatenate([row["gradients"] for row in mine])
-            counted = self.parameters.tables[table].push(ids, gradients, scale=scale, stamp=self.door.stamp)
-            self.door.counts.push(table, counted)
-            self.door.note(table, ids)
+            self.push_rows(table, ids, gradients, scale)
         return self.door.note(DENSE, list(sums))
 
 

@@ -86,14 +86,20 @@ class Training:
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
             for table, ids, rows in gradients.rows:
-                counted = self.parameters.tables[table].push(ids, rows, scale=scale, stamp=self.door.stamp)
-                self.door.counts.push(table, counted)
-                self.door.note(table, ids)
+                self.push_rows(table, ids, rows, scale)
             changed = np.fromiter(gradients.variables, np.int64) if gradients.variables else _NONE
             position = self.door.note(DENSE, changed, gradients.worker, gradients.sequence)
             self.door.version = version
         self.door.counts.take()
         return Pushed({"accepted": True, "version": version}, position)
+
+    def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> None:
+        """While pushes wait. Followers hear of these rows, and of those that had to go for them."""
+        gone: list[Ids] = []
+        counted = self.parameters.tables[table].push(ids, gradients, scale=scale, stamp=self.door.stamp, gone=gone)
+        self.door.counts.push(table, counted)
+        for each in (*gone, ids):
+            self.door.note(table, each)
 
     def checked(self, said: Mapping[str, Any]) -> Gradients:
         """Raises InvalidInput, UnknownTable, UnknownVariable."""
