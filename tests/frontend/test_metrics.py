@@ -20,7 +20,7 @@ import pytest
 
 import clipper
 from clipper.cli import main
-from clipper.metrics import FAMILIES, OTHER, GrpcCounts, MeshCounts, MeshMetrics, Samples, prometheus
+from clipper.metrics import FAMILIES, OTHER, GrpcCounts, MeshCounts, MeshMetrics, ParamsMetrics, Samples, prometheus
 from clipper.metrics.grafana import dashboard
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 
@@ -291,6 +291,20 @@ def of_mesh() -> Samples:
     return samples
 
 
+def of_params() -> Samples:
+    """tests/params/test_stats.py has what real shards say."""
+    came, went = ("rows", "nbytes", "pulled", "missed", "applied", "made"), ("unadmitted", "refused", "evicted", "expired")
+    table = dict.fromkeys((*came, *went), 1)
+    door = dict.fromkeys(("epoch", "version", "connections", "pulls", "pushes", "repeated"), 1)
+    whole = dict.fromkeys(("shard", "ready", "exposed", "nbytes", "resident_bytes", "variables", "model_pushes"), 1)
+    snapshots = {"taken": 1, "failed": 0, "at_us": 1, "nbytes": 9, "seconds": 0.5}
+    more = {"recovery": {"seconds": 0.5}, "refused": {"full": 1}, "lags": {"buckets": [[2, 1]], "sum": 2}, "snapshots": snapshots}
+    copies = [{"shard": 2, "whole": True, "behind": 3, "behind_s": 0.5}]
+    samples = Samples()
+    ParamsMetrics(lambda: [{**whole, **more, "door": door, "tables": {"t": table}, "followers": copies}]).collect(samples)
+    return samples
+
+
 def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> None:
     found = {name: value for (name, labels), value in series(prometheus(of_mesh())).items() if not labels}
     assert found["clipper_mesh_hit_ratio"] == 0.75
@@ -314,7 +328,7 @@ def test_the_mesh_has_its_metrics_and_the_names_of_model_mesh_say_the_same() -> 
 def test_dashboard_and_alerts_ask_for_what_there_is(server: clipper.ClipperServer) -> None:
     app = server.app("learns")
     app.feedback(app.predict([1.0, 1.0, 2.0]).result(PATIENCE_S), label=4.0)
-    others = (name for made in (of_grpc(), of_mesh()) for name, _ in series(prometheus(made)))
+    others = (name for made in (of_grpc(), of_mesh(), of_params()) for name, _ in series(prometheus(made)))
     there = {name for name, _ in scrape(server)} | {*others}
     labels_of = {name: family.labels for name, family in FAMILIES.items()}
     named = 0
@@ -355,7 +369,7 @@ def test_promtool_finds_nothing(manage: Ask, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
     rules = subprocess.run([promtool, "check", "rules", str(tmp_path / "alerts.yml")], capture_output=True, timeout=60, text=True)
-    assert "SUCCESS: 12 rules found" in rules.stdout, rules.stderr
+    assert "SUCCESS: 19 rules found" in rules.stdout, rules.stderr
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """A set of shards as real processes: killed at seeded instants, ended and begun again, and what a person does with it."""
 
+import http.client
 import json
 import os
 import signal
@@ -92,12 +93,14 @@ def clipper(*words: str) -> Any:
 @pytest.mark.slow
 def test_a_set_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "clipper.toml").write_text('[params]\nshards = 2\nreplicas = 1\nfolder = "set"\nsnapshot_s = 0\n')
+    said = 'shards = 2\nreplicas = 1\nfolder = "set"\nsnapshot_s = 0\nmetrics = "127.0.0.1:0"\n'
+    (tmp_path / "clipper.toml").write_text(f"[params]\n{said}")
     words = [sys.executable, "-m", "clipper", "params", "up"]
     up = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert up.stdout is not None
-        assert "2 shards serve" in up.stdout.readline()
+        said = up.stdout.readline()
+        assert "2 shards serve" in said
         with Client("set") as client:
             client.create(TableSpec("t", 2, initializer="zeros", optimizer="sgd"))
             client.push("t", [4, 5], -ones((2, 2)))
@@ -105,6 +108,10 @@ def test_a_set_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert [one["tables"]["t"]["rows"] for one in found["shards"]] == [1, 1]
         assert "serves" in CliRunner().invoke(main, ["params", "ps"]).output
         assert np.allclose(clipper("pull", "t", "5", "4")["5"], 0.01)
+        page = http.client.HTTPConnection(said.rpartition("http://")[2].partition("/")[0], timeout=20)
+        page.request("GET", "/metrics")
+        assert b'clipper_params_rows{table="t",shard="1"} 1' in page.getresponse().read()
+        page.close()
         assert clipper("snapshot", "--whole")["rows"] == 2
         assert clipper("down")["pid"] == up.pid
         assert up.wait(PATIENCE_S) == 0

@@ -1,5 +1,7 @@
 """`clipper params VERB`: a set of shards of the parameter server on this host, from its start to its end."""
 
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -7,14 +9,18 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clipper.cli.verbs import Verbs
-from clipper.errors import ClipperError, NoServer
+from clipper.errors import NoServer
+
+if TYPE_CHECKING:
+    from clipper.params.reading import SetReader
 
 _EXIT_STILL_THERE = 1
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
@@ -55,6 +61,7 @@ def _show(said: Any, as_json: bool, text: str) -> None:
 @click.option("--replication", type=click.Choice(["waited", "periodic"]), help="[params.replication]")
 @click.option("--folder", type=_FOLDER, help="Addresses, epochs, logs, snapshots.  [params.folder]")
 @click.option("--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]")
+@click.option("--metrics", metavar="HOST:PORT", help="GET /metrics, for Prometheus.  [params.metrics]")
 def up(file: Path | None, **given: Any) -> None:
     """Start shards as processes, and start again those that end, until this command ends.
 
@@ -66,6 +73,7 @@ def up(file: Path | None, **given: Any) -> None:
     """
     from clipper.config import load
     from clipper.params.local import LocalSet
+    from clipper.params.reading import SetReader
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     here = Path("clipper.toml")
@@ -78,10 +86,28 @@ def up(file: Path | None, **given: Any) -> None:
     shards = LocalSet(settings).start()
     try:
         shards.wait_ready()
-        click.echo(f"{settings.shards} shards serve. Workers: clipper.params.Client({str(shards.folder)!r})")
-        select.select([ends], [], [])
+        with _metrics(settings.metrics, lambda: SetReader(shards.folder)) as page:
+            click.echo(f"{settings.shards} shards serve. Workers: clipper.params.Client({str(shards.folder)!r}){page}")
+            select.select([ends], [], [])
     finally:
         shards.stop()
+
+
+@contextlib.contextmanager
+def _metrics(address: str, reader: "Callable[[], SetReader]") -> Iterator[str]:
+    """-> where they are, in words"""
+    from clipper.params.scraping import MetricsPage
+
+    if not address:
+        yield ""
+        return
+    reading = reader()
+    page = MetricsPage(address, reading.read).start()
+    try:
+        yield f"  Metrics: http://{page.address}/metrics"
+    finally:
+        page.stop()
+        reading.close()
 
 
 @params.command(short_help="What each shard has, and how it does.")
@@ -92,44 +118,48 @@ def ps(folder: Path | None, as_json: bool) -> None:
     \b
     clipper params ps --folder shop
     """
-    from clipper.params.line import Line, addresses_in
-    from clipper.params.replication import asked
+    from clipper.cli.params_shown import held
+    from clipper.params.reading import SetReader
     from clipper.params.snapshots import sets_in
 
     place = _folder(folder)
-    addresses, token = addresses_in(place)
-    found: list[dict[str, Any]] = []
-    for shard in range(len(addresses)):
-        line = Line(shard, addresses.__getitem__, token, 0, 5.0)
-        try:
-            found.append(asked(line, "stats")[1])
-        except (OSError, ClipperError) as error:
-            found.append({"shard": shard, "away": str(error)})
-        finally:
-            line.close()
+    reader = SetReader(place, answer_s=5.0)
+    found = reader.read()
+    reader.close()
     sets = [{"number": one.number, "shards": one.shards, "complete": one.complete,
              "rows": sum(p.rows for p in one.parts), "nbytes": sum(p.nbytes for p in one.parts)}
             for one in sets_in(place / "snapshots")]  # fmt: skip
-    _show({"shards": found, "snapshots": sets}, as_json, _table(found, sets))
+    _show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
 
 
-def _table(shards: list[dict[str, Any]], sets: list[dict[str, Any]]) -> str:
-    lines = [f"{'shard':>5}  {'state':9} {'epoch':>5} {'version':>9} {'rows':>10} {'MiB':>8} {'pushes':>9} {'behind':>7}"]
-    for one in shards:
-        if "away" in one:
-            lines.append(f"{one['shard']:>5}  away      {one['away']}")
-            continue
-        state = "exposed" if one["exposed"] else "serves" if one["ready"] else "recovers"
-        rows = sum(table["rows"] for table in one["tables"].values())
-        behind = max((f["behind"] for f in one["followers"] if f["on"]), default=0)
-        door = one["door"]
-        lines.append(f"{one['shard']:>5}  {state:9} {door['epoch']:>5} {door['version']:>9} {rows:>10}"
-                     f" {one['nbytes'] / (1 << 20):>8.1f} {door['pushes']:>9} {behind:>7}")  # fmt: skip
-    for one in sets[-5:]:
-        state = "complete" if one["complete"] else "not of all shards"
-        size = f"{one['rows']} rows, {one['nbytes'] / (1 << 20):.1f} MiB"
-        lines.append(f"snapshot {one['number']}: {size}, {one['shards']} shards, {state}")
-    return "\n".join(lines)
+@params.command(short_help="What each shard does, live.")
+@click.option("--every", "every_s", type=click.FloatRange(0.05, 3600), default=2.0, show_default=True, help="Seconds.")
+@click.option("--times", type=click.IntRange(1), help="So often, and then end.  [until it is ended]")
+@click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+def top(folder: Path | None, every_s: float, times: int | None) -> None:
+    """Show each shard again and again: rows asked for and pushed a second, how many were there, how old gradients are, how far
+    replicas are behind, and its share of the work.
+
+    \b
+    clipper params top --folder shop
+    """
+    from clipper.cli.params_shown import rates
+    from clipper.params.reading import SetReader
+
+    reader = SetReader(_folder(folder))
+    try:
+        before, at_s = reader.read(), time.monotonic()
+        for _ in range(times) if times is not None else itertools.count():
+            time.sleep(every_s)
+            found, now_s = reader.read(), time.monotonic()
+            if sys.stdout.isatty():
+                click.clear()
+            click.echo(rates(before, found, now_s - at_s))
+            before, at_s = found, now_s
+    except KeyboardInterrupt:
+        click.echo()
+    finally:
+        reader.close()
 
 
 @params.command(short_help="Rows of a table, by their ids.")
@@ -238,7 +268,10 @@ def down(folder: Path | None, as_json: bool, wait_s: float) -> None:
 @click.option("--listen", metavar="HOST:PORT", help="Where it listens, if not at its address in shards.json.")
 @click.option("--alive", metavar="FILE", type=click.Path(path_type=Path), help="Touch it while it answers, and FILE.ready while "
               "it serves and its replicas are whole.")  # fmt: skip
-def shard(number: str, folder: Path | None, keep: Path | None, listen: str | None, alive: Path | None) -> None:
+@click.option("--metrics", metavar="HOST:PORT", help="GET /metrics of this shard, for Prometheus.")
+def shard(
+    number: str, folder: Path | None, keep: Path | None, listen: str | None, alive: Path | None, metrics: str | None
+) -> None:
     """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for supervisors of your own. NUMBER
     may be a name that ends in it.
 
@@ -248,6 +281,7 @@ def shard(number: str, folder: Path | None, keep: Path | None, listen: str | Non
     """
     import msgspec
 
+    from clipper.params.reading import SetReader
     from clipper.params.server import run
     from clipper.params.standby import place_in
 
@@ -256,4 +290,14 @@ def shard(number: str, folder: Path | None, keep: Path | None, listen: str | Non
     if digits is None:
         raise click.BadParameter(f"{number!r} does not end in a number", param_hint="NUMBER")
     place = place_in(_folder(folder).absolute(), int(digits[0]), keep.absolute() if keep is not None else None)
-    sys.exit(run(msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive)))
+    place = msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive)
+    here = [f"tcp:{_reached(listen)}" if listen and i == place.number else one for i, one in enumerate(place.addresses)]
+    with _metrics(metrics or "", lambda: SetReader(here, token=place.token, only=place.number)):
+        code = run(place)
+    sys.exit(code)
+
+
+def _reached(listens: str) -> str:
+    """Where this process itself finds what listens there."""
+    host, _, port = listens.rpartition(":")
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]'}.get(host, host)}:{port}"

@@ -15,6 +15,11 @@ def _rate(metric: str, which: str, by: str) -> str:
     return f"sum by ({by}) (rate({metric}{{{which}}}[$__rate_interval]))"
 
 
+def _skew(metric: str) -> str:
+    each = f"sum by (shard) (rate({metric}[$__rate_interval]))"
+    return f"max({each}) / avg({each})"
+
+
 _MODEL_NAME = "{{model}}:{{version}}"
 
 # row -> (title, unit, ((expression, legend), ...)), ...
@@ -130,6 +135,73 @@ _PANELS: Final[dict[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...
                 ("clipper_mesh_models_held", "{{instance}} holds"),
                 ("max(clipper_mesh_models_registered)", "registered"),
                 ("clipper_mesh_loads_waiting", "{{instance}} waiting loads"),
+            ),
+        ),
+    ),
+    "Parameters, where there are shards": (
+        (
+            "Rows pulled and pushed", "ops",
+            (
+                (_rate("clipper_params_pulled_rows_total", "", "table, outcome"), "{{table}} pulled, {{outcome}}"),
+                (_rate("clipper_params_pushed_rows_total", "", "table"), "{{table}} pushed"),
+            ),
+        ),
+        (
+            "Pulls and pushes by shard", "reqps",
+            (
+                (_rate("clipper_params_pulls_total", "", "shard"), "{{shard}} pulls"),
+                (_rate("clipper_params_pushes_total", "", "shard"), "{{shard}} pushes"),
+            ),
+        ),
+        (
+            "Skew: the busiest shard beside the mean", "short",
+            (
+                (_skew("clipper_params_pulled_rows_total"), "rows pulled"),
+                (_skew("clipper_params_pushed_rows_total"), "rows pushed"),
+                ("max(sum by (shard) (clipper_params_rows)) / avg(sum by (shard) (clipper_params_rows))", "rows held"),
+            ),
+        ),
+        (
+            "Rows", "short",
+            (
+                ("sum by (table) (clipper_params_rows)", "{{table}}"),
+                (_rate("clipper_params_evicted_rows_total", "", "table"), "{{table}} evicted a second"),
+                (_rate("clipper_params_expired_rows_total", "", "table"), "{{table}} expired a second"),
+            ),
+        ),
+        (
+            "How old gradients are, in versions", "short",
+            (
+                (_quantile("0.5", "clipper_params_push_lag_versions", "", "shard"), "{{shard}} p50"),
+                (_quantile("0.99", "clipper_params_push_lag_versions", "", "shard"), "{{shard}} p99"),
+            ),
+        ),
+        (
+            "Refused", "reqps",
+            ((_rate("clipper_params_refused_total", "", "shard, reason") + " > 0", "{{shard}} {{reason}}"),),
+        ),
+        (
+            "How far replicas are behind", "s",
+            (("clipper_params_replica_lag_seconds", "{{shard}} in {{replica}}"),),
+        ),
+        (
+            "Lives, snapshots", "s",
+            (
+                ("clipper_params_snapshot_age_seconds", "{{shard}} age of its snapshot"),
+                ("clipper_params_snapshot_seconds", "{{shard}} took for it"),
+                ("clipper_params_recovery_seconds", "{{shard}} took to recover"),
+            ),
+        ),
+        (
+            "Memory of shards", "bytes",
+            (("clipper_params_resident_bytes", "{{shard}} process"), ("clipper_params_bytes", "{{shard}} parameters")),
+        ),
+        (
+            "Shards", "short",
+            (
+                ("sum(clipper_params_shard_up)", "up"), ("sum(clipper_params_shard_ready)", "serve"),
+                ("sum(clipper_params_shard_exposed)", "exposed"),
+                ("sum by (shard) (changes(clipper_params_epoch[$__rate_interval]))", "{{shard}} began anew"),
             ),
         ),
     ),

@@ -3,28 +3,31 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clipper.errors import ClipperError
 from clipper.params.frames import Kind, refusal, unpacked
 from clipper.params.line import Ask, Line, addresses_in, call
+from clipper_core.histogram import Snapshot, snapshot_of
 
-Stats = dict[str, Any]
+Stats = Mapping[str, Any]
 ALL_S = 3.0  # for all that do not answer
 
 
 class SetReader:
     """Threads: any; readings wait for each other.
 
-    shards: the folder of a set, which may get other addresses, or the addresses of all in order.  answer_s: for each that does
-    not answer.
+    shards: the folder of a set, which may get other addresses, or the addresses of all in order.  only: one of them, by its
+    number.  answer_s: for each that does not answer.
     """
 
-    def __init__(self, shards: str | os.PathLike[str] | Sequence[str], *, token: str = "", answer_s: float = 1.0) -> None:
+    def __init__(
+        self, shards: str | os.PathLike[str] | Sequence[str], *, token: str = "", only: int | None = None, answer_s: float = 1.0
+    ) -> None:
         self._folder = os.fspath(shards) if isinstance(shards, str | os.PathLike) else ""
         self._addresses, self._token = ([] if self._folder else list(shards)), token  # type: ignore[arg-type]
-        self._answer_s = answer_s
+        self._only, self._answer_s = only, answer_s
         self._lines: list[Line] = []
         self._known: tuple[list[str], str] = ([], "")
         self._lock = threading.Lock()
@@ -49,8 +52,15 @@ class SetReader:
             for line in self._lines:
                 line.close()
             addresses, token = self._known = known
-            self._lines = [Line(i, addresses.__getitem__, token, 0, self._answer_s) for i in range(len(addresses))]
+            each = range(len(addresses)) if self._only is None else (self._only,)
+            self._lines = [Line(i, addresses.__getitem__, token, 0, self._answer_s) for i in each]
         return self._lines
+
+
+def lags_between(before: Stats, after: Stats) -> Snapshot:
+    """How many versions behind the gradients were that came between two readings of one life of a shard; {}: since it began."""
+    now = snapshot_of(after["lags"]["buckets"], after["lags"]["sum"])
+    return now - snapshot_of(before["lags"]["buckets"], before["lags"]["sum"]) if before else now
 
 
 def _sent(line: Line) -> Ask | str:

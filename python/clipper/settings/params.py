@@ -27,6 +27,9 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     address: Annotated[
         str, about("`unix`: sockets in the folder; `HOST:PORT`: shard i listens at PORT + i (other hosts need a token)")
     ] = "unix"
+    metrics: Annotated[
+        str, about("`HOST:PORT`: `clipper params up` has `GET /metrics` of the set there, for everybody; empty: nowhere")
+    ] = ""
     token: Annotated[str, about("what workers must know; made up when empty, and kept in the folder")] = ""
     snapshot_s: Annotated[float, about("between snapshots; 0: only when asked, and at the end", "s", ge=0, le=86_400)] = 300.0
     snapshots_max: Annotated[int, about("whole snapshots that are kept, with their deltas", "snapshots", ge=1, le=1000)] = 3

@@ -1,0 +1,110 @@
+"""Shards of parameters as lines for a person: what each has, and what it does a second."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clipper.clock import wall_time_us
+from clipper.params.reading import lags_between
+
+Stats = Mapping[str, Any]
+_HELD = (
+    "shard", "state", "epoch", "version", "rows", "MiB", "pulls", "found", "pushes", "refused", "behind", "snapshot", "back in",
+)  # fmt: skip
+_RATES = (
+    "shard", "state", "rows", "MiB", "pulls/s", "rows/s", "found", "pushes/s", "rows/s", "lag p99", "refused", "behind", "share",
+)  # fmt: skip
+
+
+def state_of(one: Stats) -> str:
+    return "away" if "away" in one else "exposed" if one["exposed"] else "serves" if one["ready"] else "recovers"
+
+
+def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:
+    """Since each began."""
+    lines: list[Sequence[str]] = [_HELD]
+    for one in shards:
+        if "away" not in one:
+            took, kept = one["recovery"]["seconds"], one["snapshots"].get("at_us", 0)
+            lines.append((
+                str(one["shard"]), state_of(one), str(one["door"]["epoch"]), str(one["door"]["version"]), str(_sum(one, "rows")),
+                f"{one['nbytes'] / (1 << 20):.1f}", str(one["door"]["pulls"]), _found(one, {}), str(_pushes(one)),
+                str(sum(one["refused"].values())), _behind(one), _ago((wall_time_us() - kept) / 1e6) if kept else "none",
+                f"{took:.2f} s",
+            ))  # fmt: skip
+    said = [_aligned(lines), *(f"shard {one['shard']} is away: {one['away']}" for one in shards if "away" in one)]
+    for one in sets[-5:]:
+        state = "complete" if one["complete"] else "not of all shards"
+        size = f"{one['rows']} rows, {one['nbytes'] / (1 << 20):.1f} MiB"
+        said.append(f"snapshot {one['number']}: {size}, {one['shards']} shards, {state}")
+    return "\n".join(said)
+
+
+def rates(before: Sequence[Stats], after: Sequence[Stats], seconds: float) -> str:
+    """Between two readings. share: of the rows that were asked for and pushed, of all shards' together."""
+    lives = {one["shard"]: one["pid"] for one in after if "away" not in one}  # one that began anew has counted from nothing
+    known = {one["shard"]: one for one in before if "away" not in one and lives.get(one["shard"]) == one["pid"]}
+    work = {one["shard"]: _more(one, known.get(one["shard"], {}), "pulled", "applied") for one in after if "away" not in one}
+    total = sum(work.values())
+    lines: list[Sequence[str]] = [_RATES]
+    for one in after:
+        if "away" in one:
+            continue
+        was = known.get(one["shard"], {})
+        pulls, pushes = one["door"]["pulls"], _pushes(one)
+        if was:
+            pulls, pushes = pulls - was["door"]["pulls"], pushes - _pushes(was)
+        lines.append((
+            str(one["shard"]), state_of(one), str(_sum(one, "rows")), f"{one['nbytes'] / (1 << 20):.1f}",
+            _a_second(pulls, seconds), _a_second(_more(one, was, "pulled"), seconds), _found(one, was),
+            _a_second(pushes, seconds), _a_second(_more(one, was, "applied"), seconds), _lag(one, was),
+            str(sum(one["refused"].values()) - sum(was.get("refused", {}).values())), _behind(one),
+            f"{work[one['shard']] / total:.0%}" if total else "–",
+        ))  # fmt: skip
+    return "\n".join([_aligned(lines), *(f"shard {one['shard']} is away: {one['away']}" for one in after if "away" in one)])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _sum(one: Stats, key: str) -> int:
+    return sum(table[key] for table in one.get("tables", {}).values())
+
+
+def _more(one: Stats, was: Stats, *keys: str) -> int:
+    return max(0, sum(_sum(one, key) - _sum(was, key) for key in keys))
+
+
+def _pushes(one: Stats) -> int:
+    return int(one["door"]["pushes"] + one["model_pushes"])
+
+
+def _found(one: Stats, was: Stats) -> str:
+    """Of the rows that were asked for, those that somebody had trained."""
+    pulled = _more(one, was, "pulled")
+    return f"{1 - _more(one, was, 'missed') / pulled:.1%}" if pulled else "–"
+
+
+def _behind(one: Stats) -> str:
+    copies = [f for f in one["followers"] if f["on"]]
+    if not one["followers"]:
+        return "–"
+    return f"{max(f['behind'] for f in copies)}, {max(f['behind_s'] for f in copies):.1f} s" if copies else "no replica"
+
+
+def _lag(one: Stats, was: Stats) -> str:
+    between = lags_between(was, one)
+    return f"{between.quantile(0.99):.0f}" if between.count else "–"
+
+
+def _a_second(count: int, seconds: float) -> str:
+    rate = max(0, count) / seconds
+    return f"{rate:.0f}" if rate >= 10 or not rate else f"{rate:.1f}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

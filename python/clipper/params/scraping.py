@@ -1,0 +1,88 @@
+"""`GET /metrics` of a set of shards without a server beside it: `clipper params up --metrics`, `clipper params shard --metrics`.
+
+Of a set that a server uses the server's own `/metrics` has the same.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from clipper.errors import AddressInUse, ClipperError, ConfigError
+from clipper.metrics import CONTENT_TYPES, ParamsMetrics, Samples, prometheus
+
+log = logging.getLogger("clipper.params")
+_SLOW_S: Final = 5.0  # a client that takes longer to ask is sent away
+
+
+class MetricsPage:
+    """Threads: start and stop from one. Raises AddressInUse, ConfigError.
+
+    address: HOST:PORT, for everybody who reaches it.  stats: as ParamsMetrics has them.
+    """
+
+    def __init__(self, address: str, stats: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"bad address {address!r} for metrics.", hint="Write HOST:PORT, as 127.0.0.1:9300.")
+        self._metrics, self._lock = ParamsMetrics(stats), threading.Lock()
+        try:
+            self._server = _Server((host.strip("[]"), int(port)), self._answer)
+        except (OSError, OverflowError) as error:
+            raise AddressInUse(f"cannot listen at {address}: {error}.", hint="Name another port.") from None
+        self.address = f"{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="clipper-params-metrics", daemon=True)
+
+    def start(self) -> "MetricsPage":
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        if self._thread.ident is not None:
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def _answer(self) -> bytes:
+        samples = Samples()
+        with self._lock:
+            self._metrics.collect(samples)
+        return prometheus(samples)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # they are waited for at the end
+
+    def __init__(self, address: tuple[str, int], answer: Callable[[], bytes]) -> None:
+        self.answer = answer
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Asked)
+
+
+class _Asked(BaseHTTPRequestHandler):
+    timeout = _SLOW_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404, "there is GET /metrics")
+            return
+        if "Origin" in self.headers:
+            self.send_error(403, "not for pages of others")
+            return
+        try:
+            body = self.server.answer()
+        except ClipperError as error:
+            self.send_error(503, str(error).partition("\n")[0])
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPES["prometheus"].decode())
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("metrics: %s", format % args)

@@ -1,0 +1,114 @@
+"""A set as Prometheus scrapes it, and as a person looks at it."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from clipper.cli import main
+from clipper.errors import AddressInUse, ConfigError
+from clipper.params import TableSpec
+from clipper.params.reading import SetReader
+from clipper.params.scraping import MetricsPage
+from tests.params.conftest import TOKEN, Shards, ones
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join((os.environ.get("PATH", ""), str(ROOT / ".venv" / "prometheus" / "usr" / "bin")))
+
+
+@pytest.fixture
+def busy(shards: Shards) -> Shards:
+    client = shards.up(2, replicas=1).client()
+    client.create(TableSpec("users", 3))
+    client.push("users", [1, 2, 3, 4], ones((4, 3)))
+    client.pull("users", [1, 2, 9])
+    (shards.root / "shards.json").write_text(json.dumps({"addresses": shards.addresses, "token": TOKEN}))
+    return shards
+
+
+@pytest.fixture
+def page(busy: Shards) -> Iterator[MetricsPage]:
+    reader = SetReader(busy.root)
+    one = MetricsPage("127.0.0.1:0", reader.read).start()
+    yield one
+    one.stop()
+    reader.close()
+
+
+def get(page: MetricsPage, path: str = "/metrics", **headers: str) -> tuple[int, bytes, str]:
+    line = http.client.HTTPConnection(page.address, timeout=20)
+    line.request("GET", path, headers=headers)
+    reply = line.getresponse()
+    body = reply.read()
+    line.close()
+    return reply.status, body, reply.headers["Content-Type"]
+
+
+def test_a_set_is_scraped(page: MetricsPage, busy: Shards) -> None:
+    status, body, kind = get(page)
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    text = body.decode()
+    missed = re.findall(r'^clipper_params_pulled_rows_total\{table="users",shard="(\d)",outcome="miss"\} (\d+)$', text, re.M)
+    assert missed == [("0", "0"), ("1", "1")]
+    assert text.count("# TYPE clipper_params_rows gauge") == 1
+    busy.end(0, snapshot=False)
+    assert 'clipper_params_shard_up{shard="0"} 0' in get(page)[1].decode()
+    assert get(page, "/")[0] == 404
+    assert get(page, Origin="http://evil.example")[0] == 403
+    (busy.root / "shards.json").unlink()
+    assert get(page)[0] == 503
+
+
+def test_promtool_finds_nothing(page: MetricsPage) -> None:
+    promtool = shutil.which("promtool", path=PATH)
+    if promtool is None:
+        pytest.skip("no promtool on this machine: apt-get install prometheus")
+    done = subprocess.run([promtool, "check", "metrics"], input=get(page)[1], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_where_it_cannot_be(page: MetricsPage) -> None:
+    with pytest.raises(AddressInUse, match="cannot listen"):
+        MetricsPage(page.address, list)
+    for address in ("nowhere", ":9300", "127.0.0.1:http"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            MetricsPage(address, list)
+
+
+def test_who_says_nothing_is_sent_away_and_holds_up_nobody(page: MetricsPage) -> None:
+    silent = http.client.HTTPConnection(page.address, timeout=20)
+    silent.connect()
+    assert get(page)[0] == 200
+    silent.close()
+
+
+def test_one_shard_tells_of_itself(busy: Shards) -> None:
+    reader = SetReader(busy.addresses, token=TOKEN, only=1)
+    assert [one["shard"] for one in reader.read()] == [1]
+    reader.close()
+
+
+def words(*more: str) -> str:
+    done = CliRunner().invoke(main, ["params", *more])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_person_sees_what_shards_have_and_do(busy: Shards) -> None:
+    folder = ["--folder", str(busy.root)]
+    told = words("ps", *folder)
+    assert re.search(r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +50\.0% +1 +\d+ +0, 0\.0 s +none", told, re.M), told
+    found = json.loads(words("ps", "--json", *folder))
+    assert found["shards"][1]["tables"]["users"]["missed"] == 1
+    live = words("top", "--every", "0.05", "--times", "2", *folder)
+    assert live.count("pulls/s") == 2
+    assert re.search(r"^ +0 +serves +2 +\S+ +0 +0 +– +0 +0 +– +0 +0, 0\.0 s +–$", live, re.M), live
+    busy.end(1, snapshot=False)
+    assert "shard 1 is away: " in words("top", "--every", "0.05", "--times", "1", *folder)
