@@ -29,6 +29,8 @@ cdef u64 cache_lookup_many(CacheState* cache, const Key* keys, u64 n, Value* val
 # -> how many; values[i] and found[i] (1 or 0) for each key, as cache_lookup tells them; buckets are fetched ahead
 cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil      # ahead of lookups in bulk
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil  # takes its own reference
+cdef bint cache_forget(CacheState* cache, const Key* key) noexcept nogil    # False: it was not there
+# ^ what is being evaluated may still come in under it: who forgets for good asks under another key from then on
 cdef u64 cache_bytes(const CacheState* cache) noexcept nogil
 cdef u64 cache_entries(const CacheState* cache) noexcept nogil
 cdef u64 cache_evictions(const CacheState* cache) noexcept nogil

@@ -56,6 +56,7 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     Found bucket_find_held(Bucket& bucket, u64 lo, u64 hi, void (*hold)(Found) noexcept nogil) noexcept
     u32 bucket_lock(Bucket& bucket) noexcept
     void bucket_unlock(Bucket& bucket, u32 sequence) noexcept
+    void bucket_unlock_unchanged(Bucket& bucket, u32 sequence) noexcept
     Found bucket_peek(const Bucket& bucket, int way) noexcept
     int bucket_way(const Bucket& bucket, u64 lo, u64 hi) noexcept
     Found bucket_fill(Bucket& bucket, u64 lo, u64 hi, Found value, bool* evicted, HandPolicy policy) noexcept
@@ -263,6 +264,23 @@ cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noex
     _left(cache, gone)
 
 
+cdef bint cache_forget(CacheState* cache, const Key* key) noexcept nogil:
+    cdef Bucket* bucket = cache.table + (key.hi & cache.mask)
+    cdef u32 sequence = bucket_lock(bucket[0])
+    cdef int way = bucket_way(bucket[0], key.lo, key.hi)
+    cdef Found gone
+    if way < 0:
+        bucket_unlock_unchanged(bucket[0], sequence)
+        return False
+    gone = bucket_take(bucket[0], way)
+    if gone.tag == TAG_BLOB:
+        _map_blobs(cache, bucket)
+    bucket_unlock(bucket[0], sequence)
+    cache.meters.entries.fetch_sub(1, relaxed)
+    _left(cache, gone)
+    return True
+
+
 cdef u64 cache_bytes(const CacheState* cache) noexcept nogil:
     return cache.pages_bytes + (<CacheState*> cache).meters.blob_bytes.load(relaxed)
 
@@ -388,6 +406,9 @@ cdef u64 _race(CacheState* cache, u64 seed, u64 ops, u64 key_max, Blob** shared,
             wrong += not _tells(&value, name)
             value_drop(&value)
             continue
+        if (state >> 40) & 15 == 0:
+            cache_forget(cache, &key)
+            continue
         value.tag = I64 if (state >> 25) & 1 else TAG_BLOB
         value.word = name * <u64> 0x9e3779b97f4a7c15
         if value.tag == TAG_BLOB:
@@ -475,8 +496,13 @@ cdef class ClockCache:
         cache_fill(self.state, &key, &held)
         value_drop(&held)
 
+    def forget(self, u64 model, row, u64 salt=0):
+        """Empty the way of this row. -> whether it was there."""
+        cdef Key key = self._key(model, row, salt)
+        return cache_forget(self.state, &key)
+
     def race(self, u64 seed, u64 ops, u64 key_max, tuple shared=()):
-        """Random lookups and fills without the GIL; -> (hits, wrong answers). For tests: run it from many threads.
+        """Random lookups, fills and a few forgets without the GIL; -> (hits, wrong answers). For tests: run it from many threads.
 
         Half of the fills are scalars, half blobs: fresh ones, or those of `shared`, where blob i tells i in 8 bytes.
         """

@@ -73,6 +73,12 @@ class SlowCache:
         self.used -= blob_cost(way.value)
         way.key, way.value = key, value
 
+    def forget(self, key: tuple[int, int]) -> bool:
+        way = self.find(key)
+        if way is not None:
+            self.used -= way.clear()
+        return way is not None
+
     def victim(self, bucket: int) -> Way:
         while True:
             way = self.buckets[bucket][self.hands[bucket]]
@@ -135,7 +141,9 @@ def drive(bytes_max: int, seed: int, operations: int, names: int, blob_bytes_max
         row = row_of(min(rng.randrange(names), rng.randrange(names)))
         model, salt = rng.randrange(2), rng.randrange(2)
         key = cache.key(model, row, salt)
-        if rng.random() < 0.5:
+        if rng.random() < 0.1:
+            assert cache.forget(model, row, salt) == twin.forget(key)
+        elif rng.random() < 0.5:
             value, expected = cache.lookup(model, row, salt), twin.lookup(key)
             assert type(value) is type(expected)
             assert value == expected
@@ -219,6 +227,19 @@ def test_blob_too_large_is_not_kept_and_leaves_no_predecessor() -> None:
     cache.fill(1, b"row", b"x" * (room // 8 - BLOB_OVERHEAD + 1))
     assert cache.lookup(1, b"row") is None
     assert cache.entries == 0
+
+
+def test_what_is_forgotten_is_gone_and_gives_back_its_bytes() -> None:
+    cache = ClockCache(1 << 16)
+    base = cache.bytes
+    blob = SharedBlob(b"x" * 300)
+    for name in range(40):
+        cache.fill(1, row_of(name), blob)
+    assert blob.refs == 41
+    assert [cache.forget(1, row_of(name)) for name in range(39, -1, -1)] == [True] * 40
+    assert (blob.refs, cache.bytes, cache.entries, cache.evictions) == (1, base, 0, 0)
+    assert not cache.forget(1, row_of(0))
+    assert cache.lookup(1, row_of(0)) is None
 
 
 def test_a_hot_blob_outlives_cold_ones() -> None:

@@ -105,6 +105,42 @@ SCENARIO(Seqlock, "clock_cache", seqlock_evict, "a full bucket evicts while the 
 SCENARIO(Seqlock, "clock_cache", seqlock_unchanged, "a writer comes again and changes nothing", Seqlock::unchanged, 1, 1);
 DEEP(Seqlock, "clock_cache", seqlock_three, "a writer, a holder who changes nothing, and a reader", Seqlock::unchanged, 1, 2);
 
+// One thread forgets a key, as cache_forget does, beside one that looks or fills.
+struct Forget : Scenario {
+    enum What { looked_up, another_filled, replaced };
+    What what;
+    Table table;
+    explicit Forget(What w) : what(w) {
+        table.put(1, 1);
+        table.put(2, 1);
+    }
+    int threads() const override { return 2; }
+    void look() {
+        bool gone = false;
+        for (int i = 0; i < 2; ++i) {
+            int n = table.find(1);
+            EXPECT(!(gone && n), "what was forgotten is found again");
+            gone = !n;
+            EXPECT(table.find(2) == 1, "another key is lost");
+        }
+    }
+    void run(int t) override {
+        if (t == 1) table.take(1);
+        else if (what == looked_up) look();
+        else if (what == another_filled) table.put(3, 1);
+        else table.put(1, 2);
+    }
+    void finish() override {
+        if (what == replaced) EXPECT(table.find(1) != 1, "the first value is still there");
+        else EXPECT(table.find(1) == 0, "what was forgotten is there");
+        EXPECT(table.find(2) == 1, "another key is lost");
+        if (what == another_filled) EXPECT(table.find(3) == 1, "a fill is lost");
+    }
+};
+SCENARIO(Forget, "clock_cache", seqlock_forget, "a key is forgotten while it is looked up twice", Forget::looked_up);
+SCENARIO(Forget, "clock_cache", seqlock_forget_and_fill, "a key is forgotten while another is filled", Forget::another_filled);
+SCENARIO(Forget, "clock_cache", seqlock_forget_and_replace, "a key is forgotten while it is filled anew", Forget::replaced);
+
 // Two threads fill one bucket, and both values are there.
 struct Writers : Scenario {
     bool same;
