@@ -19,6 +19,7 @@ cdef Policy policy_of(str name) except *    # "clock" or "sieve"; ValueError for
 
 # -- hashing. Threads: any. Seeded at random per process, so that nobody can aim at a bucket.
 cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u64 nbytes) noexcept nogil
+cdef Key key_marked(Key key, u64 mark) noexcept nogil      # another key for every mark, in the same bucket; 0: the same
 
 # -- the cache. Threads: any.
 cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant, Policy policy) noexcept nogil

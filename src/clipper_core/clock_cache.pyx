@@ -96,6 +96,12 @@ cdef Key key_of(const CacheState* cache, u64 model, u64 salt, const void* row, u
     return key
 
 
+cdef Key key_marked(Key key, u64 mark) noexcept nogil:
+    key.lo ^= mark
+    key.lo += key.lo == 0
+    return key
+
+
 # -- making and ending ------------------------------------------------------------------------------------------------
 
 cdef CacheState* cache_new(u64 bytes_max, u64 seed_lo, u64 seed_hi, Variant variant, Policy policy) noexcept nogil:

@@ -10,6 +10,7 @@ from clipper_core.row_hash cimport Key
 cdef struct Row:                # of one task
     const void* data
     u64 nbytes
+    u64 mark                    # of its key
     Key key
 
 cdef class Party:

@@ -45,6 +45,7 @@ cdef class Party:
         for model in self.models:
             is_elsewhere(model, self.models[0])
             self.kept.append((<Model> model)._row(x, &row.data, &row.nbytes))
+            row.mark = (<Model> model)._mark(self.kept[len(self.kept) - 1], row.data, row.nbytes, self.salt)
             self.rows.push_back(row)
             total += (row.nbytes + 7) & ~<u64> 7
         return total
@@ -79,7 +80,7 @@ cdef class Party:
         ask.row, ask.nbytes = to, <u32> self.rows[i].nbytes
         memcpy(to, self.rows[i].data, self.rows[i].nbytes)
         if m.cached:
-            ask.key = model._key(to, self.rows[i].nbytes, self.salt)
+            ask.key = model._key(to, self.rows[i].nbytes, self.salt, self.rows[i].mark)
         return 0
 
     cdef int look_up(self, u64 now) except -1:
@@ -92,7 +93,8 @@ cdef class Party:
                 continue
             h.votes[i].start_us = 0
             h.votes[i].state = OUTSTANDING
-            if (<Model> self.models[i])._look_up(self.rows[i].data, self.rows[i].nbytes, self.salt, &self.rows[i].key, &value):
+            if (<Model> self.models[i])._look_up(self.rows[i].data, self.rows[i].nbytes, self.salt, self.rows[i].mark,
+                                                 &self.rows[i].key, &value):
                 slot_fill(h.home, h.block, h.first + i, OK, &value)
                 block_drop(h.home, h.block, 1)
                 hearing_note(h, i, OK)

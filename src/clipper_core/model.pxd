@@ -26,6 +26,7 @@ cdef class Model:
     cdef readonly Similarity similar   # near rows share cache entries; None: only equal ones do
     cdef bint near                     # `similar` is there, and knows the rows
     cdef public object on_untyped      # (input) -> (dtype, shape), for a model of type any
+    cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key: another number, another prediction
 
     cdef int _settle_by(self, object x) except -1
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
@@ -34,13 +35,14 @@ cdef class Model:
     cdef object _refuse(self, object x, object cause)
     cdef cnp.ndarray _array(self, object x)
     cdef bint _fits(self, cnp.ndarray array)
-    cdef Key _key(self, const void* row, u64 nbytes, u64 salt) noexcept nogil
-    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil
+    cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil
+    cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0
+    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key, Value* value) noexcept nogil
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, u64 now, Block* block,
                        u32 slot) noexcept nogil
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil
     cdef Future _evaluate(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, object finish, object extra)
     cdef Future _predict(self, object x, u64 slo_us, u64 salt, object finish, object extra)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
-from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_lookup, key_of
+from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_forget, cache_lookup, key_marked, key_of
 from clipper_core.dtype cimport ANY, STR, all_finite, itemsize
 from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim
 from clipper_core.future cimport future_at_once, future_new
@@ -42,6 +42,7 @@ cdef enum:
     TASKS_MAX = 1073741824      # of one future
 
 cdef u64 NEAR = <u64> 1 << 63   # with a model's uid: its keys of cells, beside those of rows
+cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
 cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
 
 cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"), "u16": np.dtype("<u2"),
@@ -265,13 +266,26 @@ cdef class Model:
 
     # -- submitting
 
-    cdef Key _key(self, const void* row, u64 nbytes, u64 salt) noexcept nogil:
+    cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil:
         cdef i32 cells[32]
         if self.near and projection_cells(self.similar.state, row, cells):
             return key_of(self.engine.state.cache, self.state.spec.uid | NEAR, salt, cells, 4 * self.similar.state.count)
-        return key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        return key_marked(key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes), mark)
 
-    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, Key* key, Value* value) noexcept nogil:
+    cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0:
+        """What the watcher gives the row's key now; 0 where nobody watches. Before anything is submitted: it may raise."""
+        cdef Key key
+        if self.watch is None:
+            return 0
+        key = self._key(row, nbytes, salt, 0)
+        return <u64> self.watch(x, key.lo, key.hi) * SPREAD
+
+    def forget(self, u64 lo, u64 hi, u64 generation):
+        """Take the prediction out of the cache that a row has under what `watch` gave for it; -> whether it was there."""
+        cdef Key key = key_marked(Key(lo, hi), generation * SPREAD)
+        return cache_forget(self.engine.state.cache, &key)
+
+    cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key, Value* value) noexcept nogil:
         """Is it in the cache? The key is made in passing; the miss needs it too."""
         cdef CacheState* cache
         value.word = 0
@@ -279,7 +293,7 @@ cdef class Model:
         if not self.state.cached:
             return False
         cache = self.engine.state.cache
-        key[0] = self._key(row, nbytes, salt)
+        key[0] = self._key(row, nbytes, salt, mark)
         if not cache_lookup(cache, key, value):
             return False
         count(&self.state.tally.hits, 1)
@@ -298,7 +312,7 @@ cdef class Model:
     cdef void _refused(self, Status status, u64 slo_us, Value* value) noexcept nogil:
         row_refused(self.state, status, slo_us, self._now_us(), value)
 
-    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 slo_us, u64 now, Block* block,
+    cdef Status _submit(self, const void* row, u64 nbytes, u64 salt, u64 mark, u64 slo_us, u64 now, Block* block,
                         u32 slot) noexcept nogil:
         """A task for slot `slot` of several; ends it here when it is a hit or refused."""
         cdef Key key
@@ -306,7 +320,7 @@ cdef class Model:
         cdef Status status = OK
         cdef DeliveryState* d = self.engine.state.delivery
         cdef DeliveryState* home = home_of(d, block)
-        if not self._look_up(row, nbytes, salt, &key, &value):
+        if not self._look_up(row, nbytes, salt, mark, &key, &value):
             if home != d:
                 d.guests.fetch_add(1, relaxed)
             status = self._queue(row, nbytes, &key, salt, slo_us, self._now_us() if now == 0 else now, block, slot)
@@ -340,9 +354,10 @@ cdef class Model:
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
+        cdef u64 mark = self._mark(_keep, row, nbytes, salt)
         cdef Key key
         cdef Value value
-        if not self._look_up(row, nbytes, salt, &key, &value):
+        if not self._look_up(row, nbytes, salt, mark, &key, &value):
             return self._evaluate(row, nbytes, &key, salt, slo_us, finish, extra)
         if self.near and self.similar.check_is_due():       # evaluated once more, for the record
             self.similar.remember(self._evaluate(row, nbytes, NULL, salt, self.slo_us, None, None), value_object(&value))
@@ -361,8 +376,8 @@ cdef class Model:
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
+        cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
         cdef Value value = object_value(output)
-        cdef Key key = self._key(row, nbytes, salt)
         cache_fill(self.engine.state.cache, &key, &value)
         value_drop(&value)
 
@@ -372,7 +387,7 @@ cdef class Model:
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
         cdef Value value
-        cdef Key key = self._key(row, nbytes, salt)
+        cdef Key key = self._key(row, nbytes, salt, self._mark(_keep, row, nbytes, salt))
         if not cache_lookup(self.engine.state.cache, &key, &value):
             return False, None
         output = value_object(&value)
@@ -447,7 +462,7 @@ cdef class Model:
             for i in range(n):
                 _keep = self._row(rows[i], &row, &nbytes)
                 self._wait_for_room(log2_of(slo), until)
-                self._submit(row, nbytes, salt, slo, now, block, slot + i)
+                self._submit(row, nbytes, salt, self._mark(_keep, row, nbytes, salt), slo, now, block, slot + i)
         except BaseException:           # a signal's, or of an input that changed after it was checked
             self._give_up(block, slot + i, slot + n)
             raise
@@ -498,7 +513,7 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
     cdef Block* block
     cdef Future future
     cdef vector[const void*] rows
-    cdef vector[u64] sizes
+    cdef vector[u64] sizes, marks
     cdef list _keep = []
     cdef bint mixed = False
     if n == 1:
@@ -508,11 +523,12 @@ def predict_all(tuple models, x, slo_us=None, u64 salt=0, finish=None, extra=Non
         _keep.append((<Model> models[i])._row(x, &row, &nbytes))
         rows.push_back(row)
         sizes.push_back(nbytes)
+        marks.push_back((<Model> models[i])._mark(_keep[i], row, nbytes, salt))
     if not slots_claim(model.engine.state.delivery, n, &block, &slot):
         raise_for(NO_MEMORY, "no memory for a future")
     future = future_new(model.engine.delivery, block, slot, n, finish, extra)
     for i in range(n):
-        (<Model> models[i])._submit(rows[i], sizes[i], salt, slo, 0, block, slot + i)
+        (<Model> models[i])._submit(rows[i], sizes[i], salt, marks[i], slo, 0, block, slot + i)
     if mixed:
         mix(future, models)
     return future
@@ -549,7 +565,8 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     future = future_new(model.engine.delivery, block, slot, <u32> (n * len(models)), finish, extra)
     for j in range(len(models)):
         model = models[j]
-        if n >= PIECES_FROM and model.state.spec.row_bytes and not mixed:      # a piece ends in slots of its own engine
+        # A piece ends in slots of its own engine, and its rows have keys as they are.
+        if n >= PIECES_FROM and model.state.spec.row_bytes and not mixed and model.watch is None:
             model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
             intakes.push_back(intake)
             continue

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from clipper_core.decider import Decider, Rule, Step
 from clipper_core.engine import Engine
+from clipper_core.ensemble import predict_heard
 from clipper_core.model import Model, predict_all
 from clipper_core.status import Status, StatusError
 
@@ -287,8 +289,6 @@ def test_no_rows_are_refused(world: World, rows: Any) -> None:
         world.model("f64", (2,)).predict_many(rows)
 
 
-
-
 def test_what_fails_half_way_leaves_nothing_open(world: World) -> None:
     model = world.model("bytes", cached=False)
     reads = 0
@@ -332,3 +332,87 @@ def test_an_ensemble_of_any_size(world: World, models: int) -> None:
     future = predict_all(all_models, 2.0)
     world.serve()
     assert [future.output(i) for i in range(models)] == [2.0] * models
+
+
+# -- rows that are watched ---------------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """A watcher: a number for each row, by its key; what it was asked of."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.seen: list[Any] = []
+
+    def __call__(self, x: Any, lo: int, hi: int) -> int:
+        self.seen.append(x.tolist())
+        return self.numbers.setdefault((lo, hi), 1)
+
+
+ASKERS: dict[str, Callable[[Model, Any], Any]] = {
+    "predict": lambda model, x: model.predict(x),
+    "put": lambda model, x: model.put(x, 1.0),
+    "one_of_many": lambda model, x: model.predict_many([x]),
+    "an_array": lambda model, x: model.predict_many(np.array([x] * 40)),
+    "all": lambda model, x: predict_all((model, model), x),
+    "heard": lambda model, x: predict_heard((model, model), Decider([Step(Rule.FIRST)]), x),
+}
+
+
+@pytest.mark.parametrize("how", ASKERS)
+def test_a_watched_row_is_another_with_another_number(world: World, how: str) -> None:
+    model, watcher = world.model("f64", (2,)), Numbers()
+    world.container(model)
+    model.watch = watcher
+
+    def ask() -> int:
+        """-> rows that the container was sent, so far."""
+        ASKERS[how](model, [1, 2])
+        world.serve()
+        return int(world.engine.snapshot()["models"][0]["evaluated"])
+
+    once = 0 if how == "put" else 1
+    assert [ask(), ask()] == [once, once], "the second time it is there"
+    assert watcher.seen[0] == [1, 2]
+    assert model.cached([1, 2])[0]
+    ((lo, hi),) = watcher.numbers
+    watcher.numbers[lo, hi] = 2
+    assert not model.cached([1, 2])[0]
+    assert ask() == 2 * once, "under another number it is asked again"
+    assert model.cached([1, 2])[0]
+    assert [model.forget(lo, hi, n) for n in (1, 2, 1, 2, 3)] == [True, True, False, False, False]
+    assert not model.cached([1, 2])[0]
+
+
+def test_a_late_prediction_is_not_found_under_a_new_number(world: World) -> None:
+    """Neither joined while it is on its way nor found when it has come: what it was made of is not what is asked for."""
+    model, watcher = world.model("f64", (2,)), Numbers()
+    container = world.container(model)
+    model.watch = watcher
+    first = model.predict([1, 2])
+    world.step()
+    ((lo, hi),) = watcher.numbers
+    watcher.numbers[lo, hi] = 2
+    second = model.predict([1, 2])
+    container.reply_all(lambda rows: np.array([7.0] * len(rows)))
+    assert world.engine.snapshot()["models"][0]["evaluated"] == 2
+    assert first.result(0) == second.result(0) == 7.0
+    assert model.forget(lo, hi, 1)
+    assert model.cached([1, 2])[0]
+
+
+def test_a_watcher_that_fails_leaves_nothing_open(world: World) -> None:
+    model = world.model("f64", (2,))
+    world.container(model)
+
+    def fails(x: Any, lo: int, hi: int) -> int:
+        raise KeyError("watched")
+
+    model.watch = fails
+    for ask in ASKERS.values():
+        with pytest.raises(KeyError, match="watched"):
+            ask(model, [1, 2])
+    model.watch = None
+    future = model.predict([1, 2])
+    world.serve()
+    assert future.result(0) == 3.0
