@@ -234,6 +234,7 @@ class Catalog:
         missing: str = "mean",
         decider: str = "all",
         coverage: float | None = None,
+        context_table: str = "",
     ) -> Application:
         """Register an application (input None: that of its first model). AlreadyExists; UnknownModel, UnknownVersion;
         TypeConflict when a model takes other inputs."""
@@ -241,7 +242,7 @@ class Catalog:
         app = Application(
             checked(check_name, name, "application"), links, slo_ms, plain(default),
             ANY if input is None else checked(InputType.parse, input), policy, confidence_min, self._wall_us(),
-            dict(roles or {}), missing, decider, coverage,
+            dict(roles or {}), missing, decider, coverage, context_table,
         )  # fmt: skip
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
@@ -255,8 +256,8 @@ class Catalog:
 
     def update_application(self, name: str, /, **changes: Any) -> Application:
         """Change fields of an application: models, slo_ms, default, input, policy, confidence_min, roles, missing, decider,
-        coverage."""
-        known = ("models", "slo_ms", "default", "input", "policy", "confidence_min", "roles", "missing", "decider", "coverage")
+        coverage, context_table."""
+        known = tuple(field for field in Application.__struct_fields__ if field not in ("name", "created_us"))
         if unknown := sorted(set(changes) - set(known)):
             raise InvalidInput(f"cannot change {unknown[0]!r} of an application.", hint=f"Fields: {', '.join(known)}.")
         if "models" in changes:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _DRAIN_POLL_S = 0.002
-_APP_SETTINGS = ("slo_ms", "default", "policy", "confidence_min", "input", "roles", "missing", "decider", "coverage")
+_APP_SETTINGS = tuple(field for field in Application.__struct_fields__ if field not in ("name", "models", "created_us"))
 
 
 class ClipperServer(Streaming, Joining, Tabled):
@@ -128,6 +128,7 @@ class ClipperServer(Streaming, Joining, Tabled):
             self._dispatch.start()
             self._open_tables()
             self._deployment.tables = self._tables
+            self._questions.contexts = self._context_rows
             self._deployment.start()
             self._enter_mesh()
             self._end_following = self.catalog.on_change(self._questions.resolve)
@@ -356,7 +357,8 @@ class ClipperServer(Streaming, Joining, Tabled):
         confidence_min, input, roles ({"svm:2": "canary", "forest": "shadow", "new": "challenger(share=0.1)", "saw": "decoy"};
         docs/selection.md), missing ("mean": a number that is missing at the deadline is its model's mean; or "skip"),
         decider ("majority within 12 ms, else first": when to answer), coverage (0.9: `Answer.set` holds the truth nine times in
-        ten). A policy or decider of your own is "package.module:Class".
+        ten), context_table ("users": of parameters, whose row of the user is a query's context; docs/params.md). A policy or
+        decider of your own is "package.module:Class".
         Raises UnknownModel, TypeConflict, InvalidInput.
         """
         return self._app(name, models, settings)
@@ -380,6 +382,7 @@ class ClipperServer(Streaming, Joining, Tabled):
         if "missing" in settings:
             check_missing(settings["missing"])
         self._check_roles(name, settings)
+        self._check_context(name, settings)
         if name not in self.catalog.view.applications and not settings:
             raise UnknownApplication.named(name, self.catalog.view.applications)
         self._questions.check(name, settings, measured=measured)

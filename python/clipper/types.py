@@ -379,6 +379,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     missing: "mean": a number that is missing at the deadline is its model's mean; "skip": it is left out.
     decider: when to answer, as `majority within 12 ms, else first`.
     coverage: share of answers whose `set` holds the truth; None: no sets.
+    context_table: of parameters, whose row of the user is the context of a query that brings none; empty: there is none.
     """
 
     name: str
@@ -393,6 +394,7 @@ class Application(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.
     missing: str = "mean"
     decider: str = "all"
     coverage: float | None = None
+    context_table: str = ""
 
     @property
     def slo_us(self) -> int:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 
 import clipper
 from clipper.config import load
-from clipper.errors import ConfigError, DeployFailed, DoesNotFit, InvalidInput, NotAllowed, ShardAway, TypeConflict
+from clipper.errors import ConfigError, DeployFailed, DoesNotFit, InvalidInput, NotAllowed, ShardAway, TypeConflict, UnknownTable
 from clipper.params import Client, TableSpec
 from clipper.params.local import STANDING_BY, LocalSet, supervisor_of, told_in
 from clipper.params.serving import ServedSet, settings_of
 from clipper.settings.params import ParamsSettings
-from clipper_container import Model
+from clipper_container import Model, session_of
 
 QUICK: dict[str, Any] = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
 PATIENCE_S = 60.0
@@ -133,6 +134,47 @@ def test_tables_can_be_told_at_deployment(server: clipper.ClipperServer, deploy:
 
 
 @pytest.mark.slow
+def test_a_users_row_is_the_context_of_their_queries(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+    """One of two models is right for a user, and which one their vector tells."""
+    for label in (0, 1):
+        deploy(f"says-{label}", partial(says, label), input="i64[1]")
+    server.params.create(TableSpec("users", 1, optimizer="sgd", initializer="zeros", optimizer_settings={"rate": 1.0}))
+    users = [f"u{i}" for i in range(4)]
+    ids = np.array([session_of(user) for user in users], np.uint64)
+    server.params.push("users", ids, [[-1.0] if i % 2 else [1.0] for i in range(4)])
+    app = server.app("theirs", models=["says-0", "says-1"], policy="linucb", context_table="users", slo_ms=30_000, default=-1)
+    outputs = []
+    for turn in range(60):
+        answer = app.predict([turn], user=users[turn % 4]).result(PATIENCE_S)
+        outputs.append(answer.output)
+        app.feedback(answer, label=turn % 2)
+    assert outputs[20:] == [0, 1] * 20
+    said = server.stats()["applications"]["theirs"]["context"]
+    assert said == {"table": "users", "pulled": 60, "away": 0, "unusable": 0}
+    app.predict([1], user="u1", context=[0.5]).result(PATIENCE_S)
+    app.predict([1]).result(PATIENCE_S)
+    assert server.stats()["applications"]["theirs"]["context"]["pulled"] == 60, "one that brings its own, and nobody's"
+
+
+def says(label: int, rows: Any) -> Any:
+    return [label] * len(rows)
+
+
+@pytest.mark.slow
+def test_contexts_that_cannot_be(server: clipper.ClipperServer, deploy: Callable[..., None]) -> None:
+    deploy("any", partial(says, 0), input="i64[1]")
+    server.params.create(TableSpec("broad", 33))
+    with pytest.raises(DoesNotFit, match=r"policy 'ensemble' of application 'c' takes no context"):
+        server.app("c", models=["any"], context_table="broad")
+    with pytest.raises(DoesNotFit, match=r"rows of table 'broad' have 33 numbers"):
+        server.app("c", models=["any"], policy="linucb", context_table="broad")
+    with pytest.raises(UnknownTable, match="nowhere"):
+        server.app("c", models=["any"], policy="linucb", context_table="nowhere")
+    with pytest.raises(InvalidInput, match="the name of a table"):
+        server.app("c", models=["any"], policy="linucb", context_table=["broad"])
+
+
+@pytest.mark.slow
 def test_tables_that_cannot_be(server: clipper.ClipperServer) -> None:
     with pytest.raises(InvalidInput, match=r"declares table 'scores' with 'optimiser'.*'optimizer'"):
         server.deploy("misspelt", Misspelt)
@@ -157,6 +199,10 @@ def test_tables_need_a_server_that_has_some() -> None:
         assert "clipper.start(params=" in told.value.hint
         with pytest.raises(NotAllowed, match="no tables"):
             server.params  # noqa: B018
+        with pytest.raises(DoesNotFit, match=r"context_table='users', and this server has no tables"):
+            server.app("c", policy="linucb", context_table="users")
+        server.catalog.register_application("c", policy="linucb", context_table="users")  # as a server with tables made it
+        assert "context" not in server.stats()["applications"]["c"]
         with pytest.raises(DeployFailed, match="declares tables of parameters \\('scores'\\), and its server has none"):
             server.deploy("named", "tests.params.test_serving:Scores", code=[str(Path(__file__).parents[2])])
 

@@ -7,7 +7,7 @@ import click
 from clipper.cli.asking import Asking, dry, read_json, short, table, talks
 from clipper.cli.verbs import Verbs
 
-_SETTINGS = ("slo_ms", "policy", "confidence_min", "input", "decider", "missing", "coverage")
+_SETTINGS = ("slo_ms", "policy", "confidence_min", "input", "decider", "missing", "coverage", "context_table")
 
 
 @click.command(short_help="List applications.")
@@ -102,6 +102,7 @@ def shadow(ask: Asking, application: str, model: str, share: float, dry_run: boo
 @click.option("--input", metavar="TYPE", help="Of one row.  [that of the first model]")
 @click.option("--missing", type=click.Choice(["mean", "skip"]), help="A number missing at the deadline.")
 @click.option("--coverage", type=float, help="Share of the answers whose set holds the truth.")
+@click.option("--context-table", metavar="TABLE", help="Of parameters: a user's row is the context of their queries.")
 @dry
 @talks
 def app_set(ask: Asking, name: str, models_: tuple[str, ...], default: str | None, dry_run: bool, **settings: Any) -> None:

@@ -143,6 +143,7 @@ def _app_table(app: Application) -> dict[str, Any]:
         "models": [str(link) for link in app.models], "slo_ms": app.slo_ms, "default": app.default, "input": _typed(app.input),
         "policy": app.policy, "decider": app.decider, "confidence_min": app.confidence_min, "missing": app.missing,
         "roles": [f"{model} = {role}" for model, role in app.roles.items()], "coverage": app.coverage,
+        "context_table": app.context_table,
     }  # fmt: skip
 
 

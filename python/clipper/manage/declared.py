@@ -37,6 +37,7 @@ def application_settings(app: ApplicationSettings) -> dict[str, Any]:
     return {
         "slo_ms": app.slo_ms, "default": app.default, "policy": app.policy, "decider": app.decider,
         "confidence_min": app.confidence_min, "roles": roles_in(app.roles), "missing": app.missing, "coverage": app.coverage,
+        "context_table": app.context_table,
         **({"input": app.input} if app.input else {}),
     }  # fmt: skip
 

@@ -162,6 +162,7 @@ _SETTINGS: Mapping[str, Schema] = {
     "slo_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": 60_000},
     "confidence_min": {"type": "number", "minimum": 0, "maximum": 1},
     "coverage": {"type": ["number", "null"], "minimum": 0.5, "maximum": 0.999},
+    "context_table": {"type": "string", "description": "of parameters; see docs/params.md"},
     "default": {
         "anyOf": [
             {"type": ["number", "string", "boolean", "null"]},

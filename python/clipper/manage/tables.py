@@ -1,15 +1,21 @@
 """A server and its tables of parameters: what `ClipperServer` inherits. docs/params.md says what they are."""
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from clipper.catalog import Catalog
 from clipper.config import Config
-from clipper.errors import DoesNotFit, NotAllowed
-from clipper.types import Model
+from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
+from clipper.selection import policy_named, takes_context
+from clipper.types import Application, Model
 
 if TYPE_CHECKING:
     from clipper.params.client import Client
+    from clipper.params.contexts import UserRows
     from clipper.params.serving import ServedSet
 
+_log = logging.getLogger(__name__)
 _ENGINES = ("docker", "podman")
 
 
@@ -17,6 +23,7 @@ class Tabled:
     """Threads: any."""
 
     config: Config
+    catalog: Catalog
     _tables: "ServedSet | None" = None
 
     @property
@@ -33,6 +40,31 @@ class Tabled:
             from clipper.params.serving import ServedSet, settings_of
 
             self._tables = ServedSet(settings_of(self.config)).start()
+
+    def _context_rows(self, application: str, table: str) -> "UserRows | None":
+        """Of an application that takes its users' vectors from a table."""
+        if self._tables is None:
+            what = "application %r: no table %r, since this server has no tables of parameters; its queries go without a context"
+            _log.warning(what, application, table)
+            return None
+        return self._tables.users(application, table)
+
+    def _check_context(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Whether the table that an application is to take contexts from can be. Raises DoesNotFit, UnknownTable, ShardAway."""
+        table = settings.get("context_table")
+        if not table:
+            return
+        if not isinstance(table, str):
+            raise InvalidInput(f"context_table={table!r:.60} of application {name!r}: the name of a table.")
+        known = self.catalog.view.applications.get(name, Application(name))
+        policy = settings.get("policy", known.policy)
+        if not takes_context(policy_named(policy)):
+            why = f"context_table={table!r}: policy {policy!r} of application {name!r} takes no context."
+            raise DoesNotFit(why, hint="Choose one that does: policy='linucb'.")
+        if self._tables is None:
+            hint = "Start it by clipper.start(params='FOLDER')."
+            raise DoesNotFit(f"application {name!r}: context_table={table!r}, and this server has no tables.", hint=hint)
+        self._tables.check_users(name, table)
 
 
 def make_tables(tables: "ServedSet | None", model: Model) -> None:

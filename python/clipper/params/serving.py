@@ -12,6 +12,7 @@ import msgspec
 from clipper.config import Config
 from clipper.errors import AlreadyExists, ClipperError, ConfigError, InvalidInput, ShardAway, did_you_mean
 from clipper.params.client import Client
+from clipper.params.contexts import UserRows, check_context_table
 from clipper.params.line import addresses_in
 from clipper.params.local import LocalSet, snapshot_all, supervisor_of, told_in
 from clipper.params.tables import TableSpec
@@ -31,6 +32,7 @@ class ServedSet:
         self.settings, self.folder = settings, Path(settings.folder)
         self._own: LocalSet | None = None
         self._client: Client | None = None
+        self._users: dict[str, UserRows] = {}
         self._guard = threading.Lock()
 
     def start(self, patience_s: float = PATIENCE_S) -> Self:
@@ -55,8 +57,10 @@ class ServedSet:
         """Ends it, if it is its own, with a snapshot of all."""
         with self._guard:
             client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            users, self._users = self._users, {}
+        for one in (client, *users.values()):
+            if one is not None:
+                one.close()
         own, self._own = self._own, None
         if own is not None:
             own.stop(snapshot=snapshot)
@@ -83,6 +87,18 @@ class ServedSet:
                 raise type(error)(f"{whose} declares table {spec.name!r}: {error.message}", hint=error.hint) from None
         if any(spec.name not in there for spec in specs):
             self._keep()
+
+    def users(self, application: str, table: str) -> UserRows:
+        """The rows of a table as contexts of an application's queries, by user."""
+        with self._guard:
+            found = self._users.get(application)
+            if found is None or found.table != table:
+                self._users[application] = found = UserRows(self.folder, table)
+            return found
+
+    def check_users(self, application: str, table: str) -> None:
+        """Whether they can be. Raises UnknownTable, DoesNotFit, ShardAway."""
+        check_context_table(application, table, self.client)
 
     def _keep(self) -> None:
         addresses, token = addresses_in(self.folder)

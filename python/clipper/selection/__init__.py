@@ -8,7 +8,7 @@ from typing import Any
 from clipper.errors import DoesNotFit, InvalidInput, did_you_mean
 from clipper.selection import own
 from clipper.selection.bandits import EpsilonGreedy, Exp3, KlUcb, SquareCB, Thompson, TsallisInf
-from clipper.selection.contextual import LinTs, LinUcb, features_of
+from clipper.selection.contextual import Contextual, LinTs, LinUcb, features_of
 from clipper.selection.deciding import AnswerFrom, Decider, DecidingPolicy, View, Wait
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.experts import Exp4, LogOdds, Stacking
@@ -54,6 +54,11 @@ def policy_named(text: str) -> Policy:
             raise DoesNotFit(f"coverage={coverage!r}: policy {name!r} does not learn how wide a set must be.", hint=hint)
         policy.coverage = checked_coverage(coverage)
     return policy
+
+
+def takes_context(policy: Policy) -> bool:
+    """Whether it may look at a query's features."""
+    return isinstance(policy, Contextual | own.OwnPolicy)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,4 +112,5 @@ __all__ = [
     "features_of",
     "own_decider",
     "policy_named",
+    "takes_context",
 ]

@@ -274,7 +274,7 @@ def _asked_again(
     question: Question, input: Any, user: str | None, truth: Truth, weight: float, context: Any
 ) -> Observation:  # fmt: skip
     """The predictions for an input: from the cache, else evaluated now, by the application's SLO."""
-    state, plan = plan_for(question, user, context)
+    state, plan = plan_for(question, user, question.context_of(user, context))
     asked = (*plan.models, *(model for model in plan.observers if model not in plan.models))
     salt = question.teaching.session(question.models, user, 0)
     future = predict_all(tuple(question.cores[model] for model in asked), input, question.slo_us, salt)

@@ -7,7 +7,7 @@ runs when somebody asks the future for its result, on that thread.
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -43,6 +43,13 @@ class Meshed(msgspec.Struct, frozen=True, eq=False):
     why: Callable[[], str]
 
 
+class UserContext(Protocol):
+    """Where users have vectors: params.contexts.UserRows."""
+
+    def __call__(self, user: str) -> tuple[float, ...] | None: ...
+    def stats(self) -> dict[str, Any]: ...
+
+
 class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
 
@@ -51,6 +58,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
     speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
     rollout: which of its queries see it with a new version.  arm: counts for a rollout.  meshed: of a model of the mesh.
+    rows: what a user's query has for a context when it brings none.
     """
 
     name: str
@@ -72,11 +80,16 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     rollout: Split | None = None
     arm: Arm | None = None
     meshed: "Meshed | None" = None
+    rows: "UserContext | None" = None
 
     @property
     def taught(self) -> dict[VersionedModel, CoreModel]:
         """The cores of all its models, on both sides of a rollout."""
         return self.cores if self.rollout is None else self.rollout.cores
+
+    def context_of(self, user: str | None, context: Any) -> Any:
+        """What a query comes with, else the row of its user, where users have rows."""
+        return self.rows(user) if context is None and user and self.rows is not None else context
 
 
 NOBODY = Query()
@@ -130,7 +143,7 @@ def predict(
     if question.rollout is not None:
         question = side_of(question, user)
     try:
-        state, plan = plan_for(question, user, context)
+        state, plan = plan_for(question, user, question.context_of(user, context))
     except PolicyFailed as failure:
         return _unasked(question, x, slo_us, salt, failure.message, id)
     cores, teaching = question.cores, question.teaching

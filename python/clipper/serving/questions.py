@@ -11,12 +11,12 @@ from clipper.catalog import Catalog, View
 from clipper.catalog_view import Rollout
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, InvalidInput, PolicyFailed, TypeConflict, UnknownApplication
-from clipper.selection import covering, policy_named
+from clipper.selection import covering, policy_named, takes_context
 from clipper.serving.arms import COMPARED_S_MAX, Hears, Split, Stage
 from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
-from clipper.serving.processor import Meshed, Question, next_uniform
+from clipper.serving.processor import Meshed, Question, UserContext, next_uniform
 from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
 from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
@@ -53,6 +53,7 @@ class Questions:
         self._may_roll: Callable[[Rollout], bool] = lambda _: True
         self._stages: dict[str, Stage] = {}
         self.mesh: Callable[[str], Question | None] | None = None  # of models that are not in the catalog
+        self.contexts: Callable[[str, str], UserContext | None] = lambda application, table: None
 
     def of(self, name: str) -> Question:
         """Of an application; of a model of the mesh, for a query that is about to be asked. Raises UnknownApplication."""
@@ -160,6 +161,7 @@ class Questions:
             "slo_ms": question.slo_us / 1000,
             **lineup.tally.stats(lineup),
             **_decoy_stats(question),
+            **({"context": question.rows.stats()} if question.rows is not None else {}),
         }
 
     def _cast(self, view: View, app: Application, tally: Tally) -> Question:
@@ -212,9 +214,10 @@ class Questions:
         except (InvalidInput, PolicyFailed) as error:  # of a class that was in order when it was set, perhaps by another server
             _log.error("application %r: %s It combines by %r until that is mended.", app.name, error, DEFAULT_POLICY)
             policy, learner, window = self._learning.learner(app.name, DEFAULT_POLICY, ids)
+        wanted = app.context_table and takes_context(policy)
         return Question(
             app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window,
-            teaching=self._teaching,
+            teaching=self._teaching, rows=self.contexts(app.name, app.context_table) if wanted else None,
         )  # fmt: skip
 
     def _speculation_of(self, app: Application, question: Question) -> Speculation | None:

@@ -191,3 +191,6 @@ class ApplicationSettings(msgspec.Struct, frozen=True):
     coverage: Annotated[
         float | None, about("share of the answers whose set of labels, or interval, holds the truth", "share", ge=0.5, le=0.999)
     ] = None
+    context_table: Annotated[
+        str, about("of [server] params: the row of its user is the context of a query that brings none; empty: there is none")
+    ] = ""

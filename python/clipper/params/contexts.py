@@ -1,0 +1,83 @@
+"""A user's vector as the context of their queries: the row of a table, pulled when the query comes.
+
+The caller waits for it, so it is short: where a shard does not answer within ANSWER_S the query goes without a context, and so do
+all others for PAUSE_S, at once. A policy takes such a query for one of which all features are 0.
+"""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clipper.errors import ClipperError, DoesNotFit, InvalidInput
+from clipper.params.client import Client
+from clipper.selection.contextual import FEATURES_MAX, features_of
+from clipper.serving.teaching import session_of
+
+_log = logging.getLogger(__name__)
+ANSWER_S = 0.05
+PAUSE_S = 0.5
+Features = tuple[float, ...]
+
+
+class UserRows:
+    """The rows of one table by user: of `user`, that of the id `session_of(user)`. Threads: any."""
+
+    def __init__(self, folder: Path, table: str, *, answer_s: float = ANSWER_S, pause_s: float = PAUSE_S) -> None:
+        self.table = table
+        self._answer_s, self._pause_s = answer_s, pause_s
+        self._client = Client(folder, patience_s=0.0, answer_s=answer_s)
+        self._lock = threading.Lock()
+        self._again_s = 0.0
+        self.pulled = self.away = self.unusable = 0
+
+    def __call__(self, user: str) -> Features | None:
+        """The features of a user's query; None: it goes without."""
+        if not self._lock.acquire(timeout=self._answer_s):
+            self.away += 1
+            return None
+        try:
+            return self._row(user)
+        finally:
+            self._lock.release()
+
+    def _row(self, user: str) -> Features | None:
+        if time.monotonic() < self._again_s:
+            self.away += 1
+            return None
+        try:
+            found = features_of(self._client.pull(self.table, np.array([session_of(user)], np.uint64))[0])
+        except InvalidInput as error:  # a row that grew beyond what features may be
+            self.unusable += 1
+            self._say(self.unusable, user, error)
+            return None
+        except ClipperError as error:
+            self.away += 1
+            self._again_s = time.monotonic() + self._pause_s
+            self._say(self.away, user, error)
+            return None
+        self.pulled += 1
+        return found
+
+    def _say(self, count: int, user: str, error: ClipperError) -> None:
+        if count & (count - 1) == 0:
+            _log.warning("user %.40r is asked about without a context (%d times so far): %s", user, count, error)
+
+    def stats(self) -> dict[str, Any]:
+        """pulled: queries with a row; without one because its shard was `away`, or because no policy could use it."""
+        return {"table": self.table, "pulled": self.pulled, "away": self.away, "unusable": self.unusable}
+
+    def close(self) -> None:
+        with self._lock:
+            self._client.close()
+
+
+def check_context_table(name: str, table: str, client: Client) -> None:
+    """Whether rows of a table can be contexts of an application. Raises UnknownTable, DoesNotFit, ShardAway."""
+    dim = client.spec(table).dim
+    if dim > FEATURES_MAX:
+        why = f"application {name!r}: rows of table {table!r} have {dim} numbers; a context has {FEATURES_MAX} at most."
+        raise DoesNotFit(why, hint="Make a table of fewer.")

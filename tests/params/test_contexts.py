@@ -1,0 +1,110 @@
+"""Users' rows as contexts: which row it is, and that a query never waits long for it, nor fails for want of it."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clipper.errors import DoesNotFit, UnknownTable
+from clipper.params import TableSpec
+from clipper.params.contexts import UserRows, check_context_table
+from clipper.serving.teaching import session_of
+from tests.params.conftest import TOKEN, Shards
+
+
+@pytest.fixture
+def two(shards: Shards) -> Shards:
+    """Two shards whose folder says where they are; table `users` of rows that are different."""
+    shards.up(2)
+    told(shards.root, *shards.addresses)
+    shards.client().create(TableSpec("users", 3, initializer="normal"))
+    return shards
+
+
+def told(folder: Path, *addresses: str) -> None:
+    (folder / "shards.json").write_text(json.dumps({"addresses": addresses, "token": TOKEN}))
+
+
+@pytest.fixture
+def rows(two: Shards) -> Iterator[UserRows]:
+    found = UserRows(two.root, "users", answer_s=5.0, pause_s=0.0)
+    yield found
+    found.close()
+
+
+def test_the_row_is_that_of_the_users_session(two: Shards, rows: UserRows) -> None:
+    users = [f"u{i}" for i in range(20)]
+    pulled = two.client().pull("users", np.array([session_of(user) for user in users], np.uint64))
+    assert [rows(user) for user in users] == [tuple(row.tolist()) for row in pulled]
+    assert rows.stats() == {"table": "users", "pulled": 20, "away": 0, "unusable": 0}
+
+
+def test_a_push_is_what_the_next_query_sees(two: Shards, rows: UserRows) -> None:
+    before = rows("u1")
+    two.client().push("users", np.array([session_of("u1")], np.uint64), np.ones((1, 3), np.float32))
+    assert rows("u1") != before
+
+
+def test_without_its_shard_a_query_goes_without(two: Shards, rows: UserRows) -> None:
+    whose = {session_of(user) % 2: user for user in ("u1", "u2", "u3", "u4", "u5")}
+    assert len(whose) == 2
+    assert rows(whose[0])
+    assert rows(whose[1])
+    two.lose(1)
+    assert rows(whose[1]) is None
+    assert rows(whose[0]), "the other shard is asked"
+    two.begin(1)
+    assert two.servers[1].ready.wait(10)
+    two.client().create(TableSpec("users", 3, initializer="normal"))
+    assert any(rows(whose[1]) for _ in range(100)), "it is back"
+    assert rows.stats()["away"] >= 1
+
+
+def test_after_one_that_waited_none_does_for_a_while(two: Shards) -> None:
+    rows = UserRows(two.root, "users", pause_s=3600.0)
+    assert rows("u1")
+    two.down(snapshot=False)
+    assert rows("u1") is None
+    told(two.root)  # an address that is asked for would be missed now
+    assert [rows(f"u{i}") for i in range(5)] == [None] * 5
+    assert rows.stats()["away"] == 6
+    rows.close()
+
+
+def test_a_shard_that_hangs_holds_nobody_for_long(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "0.sock"))
+        silent.listen()
+        told(tmp_path, f"unix:{tmp_path}/0.sock")
+        rows = UserRows(tmp_path, "users", answer_s=0.02, pause_s=0.0)
+        threads = [threading.Thread(target=rows, args=(f"u{i}",)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert rows.stats() == {"table": "users", "pulled": 0, "away": 8, "unusable": 0}
+        rows.close()
+
+
+def test_a_row_that_no_policy_can_use_is_left_out(two: Shards) -> None:
+    two.client().create(TableSpec("huge", 1, initializer="constant", initializer_settings={"value": 1e9}))
+    rows = UserRows(two.root, "huge", answer_s=5.0)
+    assert rows("u1") is None
+    assert rows("u2") is None
+    assert rows.stats() == {"table": "huge", "pulled": 0, "away": 0, "unusable": 2}
+    rows.close()
+
+
+def test_what_can_be_a_table_of_contexts(two: Shards) -> None:
+    client = two.client()
+    client.create(TableSpec("fits", 32))
+    client.create(TableSpec("broad", 33))
+    check_context_table("app", "fits", client)
+    with pytest.raises(DoesNotFit, match="32 at most"):
+        check_context_table("app", "broad", client)
+    with pytest.raises(UnknownTable):
+        check_context_table("app", "none", client)
