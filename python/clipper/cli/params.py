@@ -62,6 +62,7 @@ def _show(said: Any, as_json: bool, text: str) -> None:
 @click.option("--folder", type=_FOLDER, help="Addresses, epochs, logs, snapshots.  [params.folder]")
 @click.option("--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]")
 @click.option("--metrics", metavar="HOST:PORT", help="GET /metrics, for Prometheus.  [params.metrics]")
+@click.option("--grpc", metavar="HOST:PORT", help="Shard i has the document's gRPC service at PORT + i.  [params.grpc]")
 def up(file: Path | None, **given: Any) -> None:
     """Start shards as processes, and start again those that end, until this command ends.
 
@@ -88,6 +89,8 @@ def up(file: Path | None, **given: Any) -> None:
         shards.wait_ready()
         with _metrics(settings.metrics, lambda: SetReader(shards.folder)) as page:
             click.echo(f"{settings.shards} shards serve. Workers: clipper.params.Client({str(shards.folder)!r}){page}")
+            if settings.grpc:
+                click.echo(f"By gRPC: shard 0 at {settings.grpc}, shard i at the port + i. Token: in {shards.folder}/shards.json")
             select.select([ends], [], [])
     finally:
         shards.stop()
@@ -293,8 +296,16 @@ def shard(
     place = msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive)
     here = [f"tcp:{_reached(listen)}" if listen and i == place.number else one for i, one in enumerate(place.addresses)]
     with _metrics(metrics or "", lambda: SetReader(here, token=place.token, only=place.number)):
-        code = run(place)
+        code = run(place, _beside(place.settings.grpc))
     sys.exit(code)
+
+
+def _beside(grpc: str) -> Any:
+    if not grpc:
+        return contextlib.nullcontext
+    from clipper.frontend.grpc_shard import beside
+
+    return beside
 
 
 def _reached(listens: str) -> str:

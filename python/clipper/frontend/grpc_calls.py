@@ -156,7 +156,7 @@ class Calls:
             make = _KINDS[method.client_streaming, method.server_streaming]
             counts = self._counts.method(service, method.name, method.server_streaming)
             begin = functools.partial(self._begin, keys)
-            read = _reader(message(method.input_type.full_name), method.client_streaming)
+            read = decoder(message(method.input_type.full_name), method.client_streaming)
             if self.before_reading is not None and not method.client_streaming:
                 read = _after(functools.partial(self.before_reading, service, method.name), read)
             found[method.name] = make(  # without a deserializer: what it raises would be UNKNOWN
@@ -191,7 +191,7 @@ class Calls:
                 return reply
             except Exception as error:
                 code = _code_name(error)
-                return await _abort(call, error)
+                return await abort(call.context, error, call.trailing)
             finally:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
@@ -214,7 +214,7 @@ class Calls:
                 code = "OK"
             except Exception as error:
                 code = _code_name(error)
-                await _abort(call, error)
+                await abort(call.context, error, call.trailing)
             finally:
                 everything.under_way -= 1
                 counts.count(code, call.began_ns)
@@ -275,7 +275,7 @@ def _after(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[
     return lambda data: then(first(data))
 
 
-def _reader(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
+def decoder(kind: Any, is_stream: bool) -> Callable[[Any], Any]:
     """Bytes, or an iterator of them, to messages. InvalidInput for what is none."""
 
     def read(data: bytes) -> Any:
@@ -321,17 +321,18 @@ def retry_s_of(error: ClipperError) -> float:
     return error.retry_after_s if isinstance(error, Overloaded) else float(retry_after_s(error))
 
 
-async def _abort(call: Call, error: Exception) -> Any:
+async def abort(context: Any, error: Exception, trailing: Iterable[tuple[str, Any]] = ()) -> Any:
+    """Ends a call by an error, told as above.  trailing: what else goes into its trailing metadata."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     ours = known(error)
     code, text, retry_s = code_of(ours), text_of(ours), retry_s_of(ours)
     status = _STATUS(code=code.value[0], message=text)
     status.details.add().Pack(_INFO(reason=ours.slug, domain="clipper", metadata={"hint": ours.hint[:_TEXT_MAX]}))
-    trailing: list[tuple[str, Any]] = []
+    again: list[tuple[str, Any]] = []
     if retry_s:
         retry = _RETRY()
         retry.retry_delay.FromNanoseconds(round(retry_s * 1e9))
         status.details.add().Pack(retry)
-        trailing += [("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))), ("retry-after", str(math.ceil(retry_s)))]
-    await call.context.abort(code, text, (*call.trailing, ("grpc-status-details-bin", status.SerializeToString()), *trailing))
+        again += [("grpc-retry-pushback-ms", str(math.ceil(retry_s * 1000))), ("retry-after", str(math.ceil(retry_s)))]
+    await context.abort(code, text, (*trailing, ("grpc-status-details-bin", status.SerializeToString()), *again))

@@ -71,25 +71,27 @@ class Reflection:
 
     async def info(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
         async def answer(request: Any) -> Any:
-            return self._response(valid_host=request.host, original_request=request, **self._about(request))
+            return self._response(valid_host=request.host, original_request=request, **about(request, self._services))
 
         async for reply in self._calls.in_order(requests, answer):
             yield reply
 
-    def _about(self, request: Any) -> dict[str, Any]:
-        asked = request.WhichOneof("message_request")
-        if asked == "list_services":
-            return {"list_services_response": {"service": [{"name": name} for name in self._services]}}
-        finders: dict[str, Callable[[str], Any]] = {
-            "file_by_filename": pool().FindFileByName, "file_containing_symbol": pool().FindFileContainingSymbol
-        }  # fmt: skip
-        if asked not in finders:
-            return _refusal(grpc.StatusCode.UNIMPLEMENTED, "no message here has extensions")
-        try:
-            file = finders[asked](getattr(request, asked))
-        except KeyError:
-            return _refusal(grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, asked)[:200]!r} here")
-        return {"file_descriptor_response": {"file_descriptor_proto": [each.serialized_pb for each in _with_imports(file)]}}
+
+def about(request: Any, services: tuple[str, ...]) -> dict[str, Any]:
+    """What a ServerReflectionResponse says of these services, beside the request."""
+    asked = request.WhichOneof("message_request")
+    if asked == "list_services":
+        return {"list_services_response": {"service": [{"name": name} for name in services]}}
+    finders: dict[str, Callable[[str], Any]] = {
+        "file_by_filename": pool().FindFileByName, "file_containing_symbol": pool().FindFileContainingSymbol
+    }  # fmt: skip
+    if asked not in finders:
+        return _refusal(grpc.StatusCode.UNIMPLEMENTED, "no message here has extensions")
+    try:
+        file = finders[asked](getattr(request, asked))
+    except KeyError:
+        return _refusal(grpc.StatusCode.NOT_FOUND, f"there is no {getattr(request, asked)[:200]!r} here")
+    return {"file_descriptor_response": {"file_descriptor_proto": [each.serialized_pb for each in _with_imports(file)]}}
 
 
 def _with_imports(file: Any) -> list[Any]:

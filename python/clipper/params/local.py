@@ -6,6 +6,7 @@ a log for each shard, snapshots/ of all.
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import logging
 import os
@@ -28,7 +29,8 @@ from clipper.params.line import SHARDS_FILE, Line, addresses_in
 from clipper.params.recovery import written
 from clipper.params.replication import asked
 from clipper.params.snapshots import newest_of, parts_in, sets_in
-from clipper.settings.params import ParamsSettings
+from clipper.params.tables import optimizer_in
+from clipper.settings.params import ParamsSettings, grpc_address
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL: a last snapshot
@@ -38,6 +40,8 @@ QUICK_MAX = 3  # so often in a row is started again after a pause
 PAUSE_S_MAX = 5.0
 STANDBY_S = 0.1  # after a start, before the next process is made to stand by
 UNIX_PATH_MAX = 100
+PROGRAM = "clipper.params.standby"
+PROGRAM_WITH_GRPC = "clipper.frontend.grpc_shard"  # the same, with gRPC beside it: by its name, for it is above this room
 
 
 def told_in(folder: Path) -> dict[str, Any]:
@@ -84,8 +88,8 @@ def snapshot_all(addresses: list[str], token: str, folder: Path, *, whole: bool 
 class _Process:
     """A process, standing by or a shard. Threads: the supervising one."""
 
-    def __init__(self, folder: Path) -> None:
-        words = [sys.executable, "-X", "faulthandler", "-m", "clipper.params.standby", str(os.getpid())]
+    def __init__(self, folder: Path, program: str = PROGRAM) -> None:
+        words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
         with open(folder / "standby.log", "ab") as said:
             self.popen = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
         self.pid_fd = os.pidfd_open(self.popen.pid)
@@ -118,6 +122,8 @@ class LocalSet:
         self.settings, self.folder = settings, Path(settings.folder).absolute()
         if settings.replicas >= settings.shards:
             raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
+        if settings.grpc:
+            self._check_grpc()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -130,6 +136,7 @@ class LocalSet:
         except BaseException:
             os.close(self._lock)
             raise
+        self._program = PROGRAM_WITH_GRPC if settings.grpc else PROGRAM
         self._shards: dict[int, _Process] = {}
         self._standing: list[_Process] = []
         self._quick = [0] * settings.shards
@@ -140,6 +147,13 @@ class LocalSet:
         self.restarts = 0
         self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
 
+    def _check_grpc(self) -> None:
+        """Here, where a person reads it."""
+        grpc_address(self.settings, 0)
+        optimizer_in(self.settings.grpc_optimizer)
+        if importlib.util.find_spec("grpc") is None:
+            raise ConfigError("params.grpc needs grpcio.", hint='pip install "clipper-serving[grpc]"')
+
     def _told(self) -> tuple[list[str], str]:
         """Writes shards.json; a token that was made up stays what it was."""
         settings, before = self.settings, told_in(self.folder)
@@ -149,8 +163,9 @@ class LocalSet:
             raise DoesNotFit(f"the set in {self.folder} has {there} shards, not {settings.shards}.", hint=hint)
         token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
         addresses = [self._address(i) for i in range(settings.shards)]
+        grpc = [grpc_address(settings, i) for i in range(settings.shards)] if settings.grpc else []
         public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(self.folder)))
-        said = {"addresses": addresses, "token": token, "pid": os.getpid(), "settings": public}
+        said = {"addresses": addresses, "token": token, "pid": os.getpid(), "settings": public, "grpc": grpc}
         written(self.folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
         os.chmod(self.folder / SHARDS_FILE, 0o600)
         return addresses, token
@@ -245,11 +260,11 @@ class LocalSet:
 
     def _stand_by(self) -> None:
         if len(self._standing) < STANDING_BY:
-            self._standing.append(_Process(self.folder))
+            self._standing.append(_Process(self.folder, self._program))
             self._after(STANDBY_S, self._stand_by)
 
     def _start(self, number: int) -> None:
-        one = self._standing.pop(0) if self._standing else _Process(self.folder)
+        one = self._standing.pop(0) if self._standing else _Process(self.folder, self._program)
         self._shards[number] = one
         with contextlib.suppress(OSError):  # it is gone: _ended will hear of it
             one.become(number, self.folder)

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,7 @@ log = logging.getLogger("clipper.params")
 EXIT_FAILED, EXIT_FENCED = 2, 3
 _BACKLOG = 512
 _PR_SET_PDEATHSIG = 1
+Beside = Callable[[Shard], contextlib.AbstractContextManager[object]]
 
 
 class ShardServer:
@@ -172,8 +174,8 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run(place: Place) -> int:
-    """Until a signal. -> exit code"""
+def run(place: Place, beside: Beside = contextlib.nullcontext) -> int:
+    """Until a signal. beside: what else the process has while its shard runs. -> exit code"""
     server = ShardServer(place)
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -182,7 +184,8 @@ def run(place: Place) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     try:
-        why = server.start().wait()
+        with beside(server.start().shard):
+            why = server.wait()
     finally:
         server.close()
     log.info("shard %d ended: %s", place.number, why)

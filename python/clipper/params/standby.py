@@ -4,6 +4,7 @@ To start Python and import what a shard needs takes longer than to recover one, 
 It reads one line, {"number": I, "folder": DIR}, and is that shard from then on; at the end of its input it ends.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import msgspec
 
 from clipper.errors import ClipperError, InvalidInput
 from clipper.params.line import SHARDS_FILE, addresses_in
-from clipper.params.server import EXIT_FAILED, die_with, folder_of, run
+from clipper.params.server import EXIT_FAILED, Beside, die_with, folder_of, run
 from clipper.params.shard import Place
 from clipper.settings.params import ParamsSettings
 
@@ -40,7 +41,8 @@ def log_to(path: Path) -> None:
     os.close(fd)
 
 
-def main() -> int:
+def main(beside: Beside = contextlib.nullcontext) -> int:
+    """beside: see `clipper.params.server.run`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     die_with(int(sys.argv[1]))
     line = sys.stdin.readline()
@@ -50,7 +52,7 @@ def main() -> int:
     folder, number = Path(said["folder"]), int(said["number"])
     try:
         log_to(folder / f"shard-{number}.log")
-        return run(place_in(folder, number))
+        return run(place_in(folder, number), beside)
     except ClipperError as error:
         logging.getLogger("clipper.params").error("shard %d: %s", number, error)
         return EXIT_FAILED

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from clipper.errors import InvalidInput
+from clipper.errors import ConfigError, InvalidInput
 from clipper.types import check_name
 from clipper_core.embedding import Table
 from clipper_core.initializer import Initializer
@@ -55,3 +55,15 @@ class TableSpec(msgspec.Struct, frozen=True):
             evicts=self.evicts,
             admit_after=self.admit_after,
         )
+
+
+def optimizer_in(text: str) -> tuple[str, dict[str, float]]:
+    """`adam rate=0.001 beta1=0.9` -> its name and settings. Raises ConfigError."""
+    name, *pairs = text.split() or [""]
+    try:
+        settings = {key: float(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+        Optimizer(name, **settings)
+    except (ValueError, TypeError) as error:
+        hint = "Write a name and settings: `adam rate=0.001`."
+        raise ConfigError(f"params.grpc_optimizer = {text!r}: {error}.", hint=hint) from None
+    return name, settings

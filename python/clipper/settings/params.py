@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from clipper.errors import ConfigError
 from clipper.setting import about
 
 
@@ -31,6 +32,13 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         str, about("`HOST:PORT`: `clipper params up` has `GET /metrics` of the set there, for everybody; empty: nowhere")
     ] = ""
     token: Annotated[str, about("what workers must know; made up when empty, and kept in the folder")] = ""
+    grpc: Annotated[
+        str, about("the design document's gRPC service: `HOST:PORT`, shard i at PORT + i; empty: none (needs the extra grpc)")
+    ] = ""
+    grpc_optimizer: Annotated[
+        str, about("of variables and tables that workers make by gRPC: a name, and settings: `adam rate=0.001`")
+    ] = "sgd"
+    grpc_message_bytes_max: Annotated[int, about("of one message by gRPC", "bytes", ge=65_536, le=(1 << 31) - 1)] = 64 << 20
     snapshot_s: Annotated[float, about("between snapshots; 0: only when asked, and at the end", "s", ge=0, le=86_400)] = 300.0
     snapshots_max: Annotated[int, about("whole snapshots that are kept, with their deltas", "snapshots", ge=1, le=1000)] = 3
     deltas_max: Annotated[int, about("deltas after a whole snapshot, before the next whole one", "snapshots", ge=0, le=1000)] = 10
@@ -49,3 +57,11 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         items = msgspec.structs.asdict(self).items()
         shown = (f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items)
         return f"ParamsSettings({', '.join(shown)})"
+
+
+def grpc_address(settings: ParamsSettings, shard: int) -> str:
+    """Where a shard is asked by gRPC. Raises ConfigError."""
+    host, _, port = settings.grpc.rpartition(":")
+    if not host or not port.isdecimal() or int(port) + settings.shards > 1 << 16:
+        raise ConfigError(f"params.grpc = {settings.grpc!r}: HOST:PORT, and shard i is at PORT + i.")
+    return f"{host}:{int(port) + shard if int(port) else 0}"
