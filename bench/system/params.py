@@ -1,4 +1,4 @@
-"""The parameter server: rows pulled and pushed beside what memory allows, torch, numpy and a dict (--rows pull,push,memory).
+"""The parameter server: rows pulled and pushed beside what memory allows, torch, numpy and a dict; --rows pull,push,memory,feedback.
 
 Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all contenders in turn. Those over a
 socket are wall time, closed loop, 512 rows of 64 floats.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
-from bench.system import params_wire
+from bench.system import params_feedback, params_wire
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
 
@@ -31,6 +31,7 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
     groups: dict[str, Callable[[bool], list[Row]]] = {
         "pull": pulls, "push": pushes, "wire": params_wire.rows, "memory": memory,
+        "feedback": params_feedback.rows,
     }  # fmt: skip
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")

@@ -37,10 +37,11 @@ def run(world, queries, *, shards=2, containers=2, kills=0, admin=None, slo_ms=5
 
 def learn(server, app, inputs, labels, kills, pace_s, say):
     right, defaults = np.zeros(len(labels), bool), 0
+    due = [len(labels) * (i + 1) // (kills + 1) // BATCH * BATCH for i in range(kills)]
     told = time.monotonic()
     for at in range(0, len(labels), BATCH):
-        if kills and at // BATCH in {len(labels) // BATCH * (i + 1) // (kills + 2) for i in range(kills)}:
-            kill_one(server, at // BATCH, say)
+        if at in due:
+            kill(server, due.index(at) % len(server.params), say)
         truth = labels[at : at + BATCH]
         answers = [future.result() for future in [app.predict(x) for x in inputs[at : at + BATCH]]]
         right[at : at + BATCH] = [answer.output == label for answer, label in zip(answers, truth, strict=True)]
@@ -57,8 +58,7 @@ def learn(server, app, inputs, labels, kills, pace_s, say):
     return right, defaults
 
 
-def kill_one(server, turn, say):
-    shard = turn % len(server.params)
+def kill(server, shard, say):
     pid = server.params.call(shard, "stats")["pid"]
     os.kill(pid, signal.SIGKILL)
     say(f"killed shard {shard} (process {pid})")
