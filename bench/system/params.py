@@ -1,4 +1,4 @@
-"""The parameter server: rows pulled and pushed beside what memory allows, torch, numpy and a dict; --rows pull,push,memory,feedback.
+"""The parameter server: rows pulled and pushed beside what memory allows, torch, numpy and a dict (--rows pull,push,feedback).
 
 Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all contenders in turn. Those over a
 socket are wall time, closed loop, 512 rows of 64 floats.
