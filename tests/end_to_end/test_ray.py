@@ -1,4 +1,4 @@
-"""`clipper cluster --on ray`: nodes as actors of a real Ray, killed and started again."""
+"""`clipper cluster --on ray` and `clipper params up --on ray`: actors of a real Ray, killed and started again."""
 
 import importlib.util
 import json
@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import clipper
+from clipper.params import Client, TableSpec
+from clipper.params.places import running_in
 from tests.end_to_end.test_shell import Process, running
+from tests.params.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # Ray takes ten seconds to start on a machine that has nothing else to do
@@ -32,12 +36,16 @@ def with_ray() -> str:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("CLIPPER_", "RAY_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", with_ray())
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, there: None) -> Iterator[Process]:
     (tmp_path / "node.toml").write_text(SETTINGS)
     (tmp_path / "mine.py").write_text("def double(rows):\n    return rows * 2\n")
     words = ("--on", "ray", "--address", "local", "--nodes", "2", "--cpus", "0.5", "--label", "here", "--insecure")
@@ -69,3 +77,29 @@ def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(cluster: P
     assert cluster.end() == 0
     assert "2 nodes ended" in cluster.seen
     assert "mesh-1  ended  left:" in cluster.seen
+
+
+def supervisor_of(pid: int) -> int:
+    """The process that started it: an actor's."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.slow
+def test_shards_on_ray_have_what_was_acknowledged_when_they_or_their_actors_are_killed(tmp_path: Path, there: None) -> None:
+    words = ("--on", "ray", "--ray-address", "local", "--together", "--shards", "2", "--replicas", "1", "--cpus", "0.3")
+    with running("params", "up", *words, "--folder", "set", "--wait", str(PATIENCE_S)) as up:
+        up.until("params-0  ready", "params-1  ready", "2 shards serve")
+        with Client("set", patience_s=PATIENCE_S) as client:
+            client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            for count, victim in enumerate([int, supervisor_of, supervisor_of], 1):
+                client.push("t", range(10), -np.ones((10, 2)))
+                until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+                before = client.call(1, "stats")["pid"]
+                os.kill(victim(before), signal.SIGKILL)
+                until(lambda: client.call(1, "stats")["pid"] != before)  # noqa: B023
+                assert (client.pull("t", range(10)) == count).all()
+        assert up.end() == 0
+    assert "params-1  ended" in up.seen
+    assert running_in(tmp_path / "set") == []
+    with open(tmp_path / "set" / "shards.json") as file:
+        assert json.load(file)["engine"] == "ray"

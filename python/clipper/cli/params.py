@@ -54,6 +54,16 @@ def _show(said: Any, as_json: bool, text: str) -> None:
     click.echo(json.dumps(said, indent=2) if as_json else text)
 
 
+def _on_ray(verb: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--ray-address", default="auto", show_default=True, metavar="HOST:PORT", help="Of the Ray cluster."),
+        click.option("--name", default="params", show_default=True, help="On Ray: the actors are NAME-0 and so on."),
+        click.option("--on", "engine", type=click.Choice(["ray"]), help="The engine that starts them.  [this command]"),
+    ):
+        verb = option(verb)
+    return verb
+
+
 @params.command(short_help="Start a set of shards, and keep it running.")
 @click.argument("file", metavar="[FILE]", required=False, type=_FILE)
 @click.option("--shards", type=click.IntRange(1, 1024), help="Processes.  [params.shards]")
@@ -63,14 +73,23 @@ def _show(said: Any, as_json: bool, text: str) -> None:
 @click.option("--address", metavar="unix|HOST:PORT", help="Shard i listens at PORT + i.  [params.address]")
 @click.option("--metrics", metavar="HOST:PORT", help="GET /metrics, for Prometheus.  [params.metrics]")
 @click.option("--grpc", metavar="HOST:PORT", help="Shard i has the document's gRPC service at PORT + i.  [params.grpc]")
-def up(file: Path | None, **given: Any) -> None:
+@_on_ray
+@click.option("--together", is_flag=True, help="On Ray: a shard and its replica may be on one machine.")
+@click.option("--cpus", type=click.FloatRange(0), default=1.0, help="On Ray: set aside for each shard.  [1]")
+@click.option("--wait", "within_s", type=click.FloatRange(1), default=120.0, help="On Ray: seconds until all serve.  [120]")
+def up(
+    file: Path | None, engine: str | None, name: str, ray_address: str, together: bool, cpus: float, within_s: float, **given: Any
+) -> None:
     """Start shards as processes, and start again those that end, until this command ends.
 
-    FILE is a TOML file with a section [params]; clipper.toml of this folder when it is there.
+    FILE is a TOML file with a section [params]; clipper.toml of this folder when it is there. With `--on ray` the shards are on
+    the machines of a Ray cluster, and go on when this command has ended; --folder is then on a share. `--ray-address local` tries
+    it in a Ray of this command alone.
 
     \b
     clipper params up --shards 4 --replicas 1 --folder shop
     clipper params up clipper.toml
+    clipper params up --on ray --shards 4 --replicas 1 --folder /share/shop
     """
     from clipper.config import load
     from clipper.params.local import LocalSet
@@ -80,6 +99,11 @@ def up(file: Path | None, **given: Any) -> None:
     here = Path("clipper.toml")
     wanted = {key: str(value) if isinstance(value, Path) else value for key, value in given.items() if value is not None}
     settings = load(file or (here if here.exists() else None), **({"params": wanted} if wanted else {})).params
+    if engine:
+        from clipper.cli.params_on_ray import up_on_ray
+
+        up_on_ray(settings, name, ray_address, together=together, cpus=cpus, within_s=within_s)
+        return
     ends, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -240,13 +264,21 @@ def reshard(folder: Path | None, as_json: bool, shards: int) -> None:
 
 @params.command(short_help="End the set that `clipper params up` began.")
 @click.option("--wait", "wait_s", type=click.FloatRange(0, 3600), default=60.0, show_default=True, help="Seconds, for its end.")
+@_on_ray
 @_of_folder
-def down(folder: Path | None, as_json: bool, wait_s: float) -> None:
+def down(folder: Path | None, as_json: bool, wait_s: float, engine: str | None, name: str, ray_address: str) -> None:
     """End the shards, with a snapshot of all, and wait until they are gone. Exit code 1 when they are still there after --wait.
 
     \b
     clipper params down --folder shop
+    clipper params down --folder /share/shop --on ray
     """
+    if engine:
+        from clipper.cli.params_on_ray import down_on_ray
+
+        said = down_on_ray(_folder(folder).absolute(), name, ray_address)
+        _show(list(said.values()), as_json, f"ended {len(said)} shards on Ray")
+        return
     from clipper.params.local import supervisor_of
 
     place = _folder(folder)
@@ -268,13 +300,16 @@ def down(folder: Path | None, as_json: bool, wait_s: float) -> None:
 @click.argument("number")
 @click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
 @click.option("--keep", type=_FOLDER, help="Where its epoch and its snapshots go.  [the folder of the set]")
-@click.option("--listen", metavar="HOST:PORT", help="Where it listens, if not at its address in shards.json.")
+@click.option("--listen", metavar="HOST:PORT", help="Where it listens, if not at its address in shards.json; port 0: any "
+              "free one, which it writes there.")  # fmt: skip
 @click.option("--alive", metavar="FILE", type=click.Path(path_type=Path), help="Touch it while it answers, and FILE.ready while "
               "it serves and its replicas are whole.")  # fmt: skip
 @click.option("--metrics", metavar="HOST:PORT", help="GET /metrics of this shard, for Prometheus.")
+@click.option("--end-with-parent", is_flag=True, hidden=True, help="End when the thread that started this ends.")
 def shard(
-    number: str, folder: Path | None, keep: Path | None, listen: str | None, alive: Path | None, metrics: str | None
-) -> None:
+    number: str, folder: Path | None, keep: Path | None, listen: str | None, alive: Path | None, end_with_parent: bool,
+    metrics: str | None,
+) -> None:  # fmt: skip
     """Be shard NUMBER of the set that shards.json in its folder describes, until a signal: for supervisors of your own. NUMBER
     may be a name that ends in it.
 
@@ -285,18 +320,24 @@ def shard(
     import msgspec
 
     from clipper.params.reading import SetReader
-    from clipper.params.server import run
+    from clipper.params.server import die_with, run
     from clipper.params.standby import place_in
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     digits = re.search(r"[0-9]+$", number)
     if digits is None:
         raise click.BadParameter(f"{number!r} does not end in a number", param_hint="NUMBER")
-    place = place_in(_folder(folder).absolute(), int(digits[0]), keep.absolute() if keep is not None else None)
-    place = msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive)
-    here = [f"tcp:{_reached(listen)}" if listen and i == place.number else one for i, one in enumerate(place.addresses)]
+    if end_with_parent:
+        die_with(os.getppid())
+    root = _folder(folder).absolute()
+    place = place_in(root, int(digits[0]), keep.absolute() if keep is not None else None)
+    place = msgspec.structs.replace(place, listen=f"tcp:{listen}" if listen else "", alive=alive, book=root)
+    here: Path | list[str] = root  # where it says itself which port it has
+    if not place.listen.endswith(":0"):
+        own = f"tcp:{_reached(listen)}" if listen else place.addresses[place.number]
+        here = [own if i == place.number else one for i, one in enumerate(place.addresses)]
     with _metrics(metrics or "", lambda: SetReader(here, token=place.token, only=place.number)):
-        code = run(place, _beside(place.settings.grpc))
+        code = run(place, _beside(place.settings.grpc), lambda: click.echo("ready"))
     sys.exit(code)
 
 

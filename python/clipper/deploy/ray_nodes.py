@@ -77,10 +77,10 @@ class NodeProcess:
         with self._lock:
             if self._stopping.is_set():
                 return
-            words = [*self._command, *self._words, "--name", self._name, "--end-with-parent"]
             self._process = process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-            )
+                self._line(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, errors="replace",
+            )  # fmt: skip
             self._state, self._addresses = "starting", {}
             self._starts += 1
         assert process.stdout is not None
@@ -91,6 +91,9 @@ class NodeProcess:
         with self._lock:
             self._lines.append(f"it ended, exit code {code}")
             self._state = "starting"
+
+    def _line(self) -> list[str]:
+        return [*self._command, *self._words, "--name", self._name, "--end-with-parent"]
 
     def _hear(self, line: str) -> None:
         with self._lock:
@@ -165,12 +168,12 @@ def bring_up(ray: Any, cluster: RayCluster) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def actors_of(ray: Any, mesh: str) -> dict[str, Any]:
+def actors_of(ray: Any, mesh: str, namespace: str = NAMESPACE) -> dict[str, Any]:
     """Those of a mesh, by name."""
     found = ray.util.list_named_actors(all_namespaces=True)
-    names = sorted(one["name"] for one in found if one["namespace"] == NAMESPACE)
+    names = sorted(one["name"] for one in found if one["namespace"] == namespace)
     mine = [name for name in names if name.rpartition("-")[0] == mesh and name.rpartition("-")[2].isdecimal()]
-    return {name: ray.get_actor(name, namespace=NAMESPACE) for name in mine}
+    return {name: ray.get_actor(name, namespace=namespace) for name in mine}
 
 
 def statuses(ray: Any, actors: Mapping[str, Any], within_s: float = 5.0) -> dict[str, dict[str, Any]]:
@@ -210,7 +213,7 @@ def wait_ready(ray: Any, actors: Mapping[str, Any], within_s: float, stop: threa
             return found
         if time.monotonic() > until_s:
             told = "; ".join(f"{name} {found[name]['state']}{_last(found[name]['lines'])}" for name in waiting)
-            raise NoServer(f"{len(waiting)} of {len(found)} nodes are not ready after {within_s:g} s: {told}")
+            raise NoServer(f"{len(waiting)} of {len(found)} are not ready after {within_s:g} s: {told}")
         stop.wait(_LOOK_S)
 
 

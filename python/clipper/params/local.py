@@ -25,8 +25,9 @@ from typing import Any
 import msgspec
 
 from clipper.errors import AlreadyExists, ClipperError, ConfigError, DoesNotFit, InvalidInput, ShardAway
-from clipper.params.line import SHARDS_FILE, Line, addresses_in
-from clipper.params.recovery import written
+from clipper.params.line import Line, addresses_in
+from clipper.params.places import NOWHERE, running_in, tell
+from clipper.params.places import told_in as told_in
 from clipper.params.replication import asked
 from clipper.params.snapshots import newest_of, parts_in, sets_in
 from clipper.params.tables import optimizer_in
@@ -42,17 +43,6 @@ STANDBY_S = 0.1  # after a start, before the next process is made to stand by
 UNIX_PATH_MAX = 100
 PROGRAM = "clipper.params.standby"
 PROGRAM_WITH_GRPC = "clipper.frontend.grpc_shard"  # the same, with gRPC beside it: by its name, for it is above this room
-
-
-def told_in(folder: Path) -> dict[str, Any]:
-    """What shards.json says. {}: there is none."""
-    try:
-        said: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
-        return said
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
 
 
 def supervisor_of(folder: Path) -> int:
@@ -157,6 +147,9 @@ class LocalSet:
     def _told(self) -> tuple[list[str], str]:
         """Writes shards.json; a token that was made up stays what it was."""
         settings, before = self.settings, told_in(self.folder)
+        if before.get("engine") and running_in(self.folder):
+            hint = f"clipper params down --folder {self.folder}, or another folder."
+            raise AlreadyExists(f"a set of shards runs in {self.folder}, on {before['engine']}.", hint=hint)
         there = len(before.get("addresses", [])) or settings.shards
         if there != settings.shards:
             hint = f"clipper params reshard --folder {self.folder} --shards {settings.shards}"
@@ -166,8 +159,7 @@ class LocalSet:
         grpc = [grpc_address(settings, i) for i in range(settings.shards)] if settings.grpc else []
         public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(self.folder)))
         said = {"addresses": addresses, "token": token, "pid": os.getpid(), "settings": public, "grpc": grpc}
-        written(self.folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
-        os.chmod(self.folder / SHARDS_FILE, 0o600)
+        tell(self.folder, said)
         return addresses, token
 
     def _address(self, shard: int) -> str:
@@ -307,29 +299,31 @@ def _exit(code: int) -> str:
     return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
+def _must_rest(folder: Path) -> None:
+    if supervisor_of(folder) or running_in(folder):
+        raise DoesNotFit(f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}")
+
+
 def reshard(folder: Path, shards: int) -> int:
     """Of a set that does not run: how many shards it has from the next start on. -> the snapshot that they will read"""
-    if supervisor_of(folder):
-        raise DoesNotFit(f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}")
+    _must_rest(folder)
     addresses, _ = addresses_in(folder)
     chains = newest_of(parts_in(folder / "snapshots"), len(addresses))
     if not chains:
         hint = "Start it, and end it by `clipper params down`."
         raise DoesNotFit(f"{folder} has no snapshot with parts of all {len(addresses)} shards.", hint=hint)
     said = told_in(folder)
-    said["addresses"] = [f"unix:{folder.absolute()}/shard-{i}.sock" for i in range(shards)]
+    said["addresses"] = [NOWHERE if said.get("engine") else f"unix:{folder.absolute()}/shard-{i}.sock" for i in range(shards)]
     said["settings"]["shards"] = shards
     said["settings"]["replicas"] = min(said["settings"].get("replicas", 0), shards - 1)
-    written(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
-    os.chmod(folder / SHARDS_FILE, 0o600)
+    tell(folder, said)
     return max(chain[-1].number for chain in chains)
 
 
 def restore(folder: Path, source: Path, number: int = 0) -> int:
     """Of a set that does not run: that snapshot (0: the newest complete one) of `source` is what its shards read next; newer ones
     of its own are set aside. -> its number"""
-    if supervisor_of(folder):
-        raise DoesNotFit(f"the set in {folder} runs.", hint=f"clipper params down --folder {folder}")
+    _must_rest(folder)
     root = source / "snapshots" if (source / "snapshots").is_dir() else source
     complete = [one for one in sets_in(root) if one.complete and number in (0, one.number)]
     if not complete:

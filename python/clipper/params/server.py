@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from clipper.errors import AddressInUse, ClipperError, InvalidInput
+from clipper.params.places import publish
 from clipper.params.recovery import Epochs, Recovered, recover
 from clipper.params.shard import Place, Shard
 from clipper.params.snapshots import Snapshots
@@ -30,12 +33,17 @@ class ShardServer:
     A life: it listens, recovers, serves; ends by `end`, a signal (`main`), or when it is fenced off.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, serves: Callable[[], None] = lambda: None) -> None:
+        self._on_serving = serves
         self._epochs = Epochs(place.folder)
         try:
-            self.shard = Shard(place)
             self._listener = listening(place.listen or place.addresses[place.number])
+            try:
+                self.place = published(place, self._listener)
+                self.shard = Shard(self.place)
+            except BaseException:
+                self._listener.close()
+                raise
         except BaseException:
             self._epochs.close()
             raise
@@ -133,6 +141,16 @@ class ShardServer:
         if self.shard.snapshots is not None:
             self.shard.snapshots.start()
         self.ready.set()
+        self._on_serving()
+
+
+def published(place: Place, listener: socket.socket) -> Place:
+    """With the port that it has, told to all, where it asked for any."""
+    if place.book is None or not place.listen.endswith(":0"):
+        return place
+    listens = f"{place.listen[:-1]}{listener.getsockname()[1]}"
+    publish(place.book, place.number, listens)
+    return msgspec.structs.replace(place, listen=listens)
 
 
 def listening(address: str) -> socket.socket:
@@ -174,9 +192,9 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run(place: Place, beside: Beside = contextlib.nullcontext) -> int:
-    """Until a signal. beside: what else the process has while its shard runs. -> exit code"""
-    server = ShardServer(place)
+def run(place: Place, beside: Beside = contextlib.nullcontext, serves: Callable[[], None] = lambda: None) -> int:
+    """Until a signal. beside: what else the process has while its shard runs.  serves: called when it does. -> exit code"""
+    server = ShardServer(place, serves)
 
     def stop(number: int, _: FrameType | None) -> None:
         server.end(f"signal {signal.Signals(number).name}")

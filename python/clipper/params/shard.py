@@ -25,6 +25,7 @@ from clipper.params.counting import Ages, stats_of
 from clipper.params.frames import Kind, Refusal, packed, unpacked
 from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
+from clipper.params.places import Book
 from clipper.params.pulse import Pulse
 from clipper.params.recovery import SEQUENCES
 from clipper.params.replication import Follower, Followers, asked, still
@@ -43,7 +44,7 @@ Whom = tuple[int, int, int]
 
 class Place(msgspec.Struct, frozen=True):
     """Where a shard stands in its set. addresses: of all, in order.  folder: its own; None keeps nothing.  listen: where it
-    does, if not at its address.  alive: a file to touch (pulse)."""
+    does, if not at its address; of port 0 it says in `book`, the set's folder, which it is.  alive: a file to touch (pulse)."""
 
     number: int
     addresses: tuple[str, ...]
@@ -52,6 +53,7 @@ class Place(msgspec.Struct, frozen=True):
     folder: Path | None = None
     listen: str = ""
     alive: Path | None = None
+    book: Path | None = None
 
     @property
     def shards(self) -> int:
@@ -87,6 +89,7 @@ class Shard:
         self._expired_s = self._checked_s = self.began_s
         self._asking = False
         self._pulse = Pulse(place.alive, settings)
+        self._address = Book(place.book).address if place.book is not None else place.addresses.__getitem__
         self._now_s = self.began_s
         self.followers = self._followers()
         waited = settings.replication == "waited"
@@ -113,7 +116,7 @@ class Shard:
 
     def line(self, shard: int, answer_s: float = 5.0) -> Line:
         """To another shard of the set. Its worker's number is none: it pushes nothing."""
-        return Line(shard, self.place.addresses.__getitem__, self.place.token, 0, answer_s)
+        return Line(shard, self._address, self.place.token, 0, answer_s)
 
     def _training(self, parameters: Parameters) -> Training:
         settings, decides = self.place.settings, self.place.number == 0

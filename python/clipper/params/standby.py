@@ -15,6 +15,7 @@ import msgspec
 
 from clipper.errors import ClipperError, InvalidInput
 from clipper.params.line import SHARDS_FILE, addresses_in
+from clipper.params.places import told_in
 from clipper.params.server import EXIT_FAILED, Beside, die_with, folder_of, run
 from clipper.params.shard import Place
 from clipper.settings.params import ParamsSettings
@@ -25,12 +26,14 @@ def place_in(folder: Path, number: int, keep: Path | None = None) -> Place:
     InvalidInput."""
     addresses, token = addresses_in(folder)
     try:
-        settings = msgspec.convert(json.loads((folder / SHARDS_FILE).read_text()).get("settings", {}), ParamsSettings)
-    except (OSError, ValueError) as error:
+        said = told_in(folder)
+        settings = msgspec.convert(said.get("settings", {}), ParamsSettings)
+    except ValueError as error:
         raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
     if not 0 <= number < len(addresses):
         raise InvalidInput(f"no shard {number} in {folder}: it has {len(addresses)}.")
-    return Place(number, tuple(addresses), settings, token, folder_of(keep or folder, number))
+    book = folder if said.get("engine") else None
+    return Place(number, tuple(addresses), settings, token, folder_of(keep or folder, number), book=book)
 
 
 def log_to(path: Path) -> None:

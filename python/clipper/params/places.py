@@ -1,0 +1,111 @@
+"""Where the shards of a set are, when something else than `LocalSet` runs them and an address may change with each life.
+
+shards.json lies where every shard sees it: on a share, when they are on several machines. A shard that has begun to listen
+writes its own address into it; shards and clients read it again whenever they dial. Whether a shard runs, the lock in its folder
+says: it is held by the process that is the shard, wherever that is (the share must know locks: NFS 4 does).
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
+from clipper.params.line import SHARDS_FILE, addresses_in
+from clipper.params.recovery import written
+from clipper.settings.params import ParamsSettings
+
+NOWHERE = "tcp:not-yet.invalid:1"  # a name that is never one: whoever dials it tries again
+FRESH_S = 0.2  # so old may be what was read
+
+
+def told_in(folder: Path) -> dict[str, Any]:
+    """What shards.json says. {}: there is none."""
+    try:
+        said: dict[str, Any] = json.loads((folder / SHARDS_FILE).read_text())
+        return said
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder / SHARDS_FILE}: {error}.") from None
+
+
+def tell(folder: Path, said: dict[str, Any]) -> None:
+    """Raises OSError."""
+    written(folder / SHARDS_FILE, json.dumps(said, indent=1).encode())
+    os.chmod(folder / SHARDS_FILE, 0o600)
+
+
+def running_in(folder: Path) -> list[int]:
+    """The shards that some process is."""
+    found = []
+    for path in folder.glob("shard-*/lock"):
+        number = path.parent.name.removeprefix("shard-")
+        if number.isdecimal() and _is_held(path):
+            found.append(int(number))
+    return sorted(found)
+
+
+def _is_held(path: Path) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def prepare(settings: ParamsSettings, engine: str) -> Path:
+    """shards.json for shards that `engine` will run, or runs already. Raises ConfigError, DoesNotFit, AlreadyExists. -> folder"""
+    folder = Path(settings.folder).absolute()
+    if settings.replicas >= settings.shards:
+        raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = told_in(folder)
+    there = len(before.get("addresses", [])) or settings.shards
+    if there != settings.shards:
+        hint = f"clipper params reshard --folder {folder} --shards {settings.shards}"
+        raise DoesNotFit(f"the set in {folder} has {there} shards, not {settings.shards}.", hint=hint)
+    same = before.get("engine") == engine
+    if not same and running_in(folder):
+        raise AlreadyExists(f"a set of shards runs in {folder}.", hint="clipper params down, or another folder.")
+    addresses = before["addresses"] if same else [NOWHERE] * settings.shards
+    token = settings.token or str(before.get("token", "")) or secrets.token_urlsafe(24)
+    public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=str(folder)))
+    tell(folder, {"addresses": addresses, "token": token, "engine": engine, "settings": public})
+    return folder
+
+
+def publish(folder: Path, number: int, address: str) -> None:
+    """This is where shard `number` is from now on. Raises OSError, InvalidInput."""
+    fd = os.open(folder / "places.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        said = told_in(folder)
+        said["addresses"][number] = address
+        tell(folder, said)
+    finally:
+        os.close(fd)
+
+
+class Book:
+    """The addresses in a folder, read again when they are old. Threads: any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: tuple[float, list[str]] = (float("-inf"), [])
+
+    def address(self, shard: int) -> str:
+        """Raises InvalidInput."""
+        at_s, addresses = self._found
+        if time.monotonic() - at_s > FRESH_S:
+            addresses, _ = addresses_in(self._folder)
+            self._found = time.monotonic(), addresses
+        return addresses[shard]
