@@ -12,6 +12,7 @@ pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
 import grpc
 
 from clipper.errors import AddressInUse, ConfigError
+from clipper.frontend.grpc_followers import FOLLOWERS_MAX, FORGET_S, Followers
 from clipper.frontend.grpc_shard import ShardGrpc
 from clipper.frontend.protocols import message, methods_of, pool
 from clipper.params import TableSpec
@@ -351,7 +352,7 @@ def test_pushes_that_wait_when_the_shard_ends_are_told(fronts: Fronts) -> None:
         thread.join(0.01)
     fronts.end(0)
     thread.join(PATIENCE_S)
-    assert said[0][0] == "UNAVAILABLE"
+    assert (said[0][0], "shard 0" in said[0][1]) == ("UNAVAILABLE", True)
 
 
 def test_settings_that_are_wrong(fronts: Fronts) -> None:
@@ -382,3 +383,112 @@ def test_rows_of_a_table_that_the_other_door_made(fronts: Fronts) -> None:
     shard.push_model(embedding_table_info=[info("t", 3, initializer="uniform")])
     assert (array(shard.pull_embedding_vector(name="t", ids=[5])) == client.pull("t", [5])).all()
     assert client.spec("t").optimizer == "adam"
+
+
+class Copy:
+    """Of a shard's rows, as one that follows it has them."""
+
+    def __init__(self, shard: Shard, number: int, follower: str = "") -> None:
+        self.shard, self.number = shard, number
+        self.said: dict[str, Any] = {"follower": follower} if follower else {}
+        self.tables: dict[str, dict[int, list[float]]] = {}
+
+    def ask(self, name: str = "synchronize_embedding", hears: bool = True, **said: Any) -> bool:
+        """-> whether all came anew"""
+        answer = getattr(self.shard, name)(replica_index=self.number, metadata={**self.said, **said})
+        trailing = self.shard.trailing
+        if not hears:
+            return "anew" in trailing
+        if "anew" in trailing:
+            self.tables = {}
+        if self.said:
+            self.said["serial"] = trailing["serial"]
+        for each in answer.embedding_vectors:
+            rows = self.tables.setdefault(each.name, {})
+            if each.dim[1]:
+                rows |= dict(zip(each.indices, array(each).tolist(), strict=True))
+            else:
+                for one in each.indices:
+                    rows.pop(one, None)
+        return "anew" in trailing
+
+
+def pushed(shard: Shard, table: str, ids: Any, by: float = 1.0) -> None:
+    ids = list(ids)
+    assert shard.push_gradient(gradients=[tensor(table, -np.full((len(ids), 2), by), ids)]).accepted
+
+
+def test_who_follows_has_what_has_changed(fronts: Fronts) -> None:
+    one, two = fronts.up(2, replicas=1)
+    for shard in (one, two):
+        shard.push_model(variables=[], embedding_table_info=[info("t", 2), info("s", 2)])
+    pushed(one, "t", [0, 2])
+    stock, careful = Copy(one, 0), Copy(one, 0, "careful")
+    assert stock.ask()
+    assert careful.ask()
+    pushed(one, "t", [2, 4, -6])
+    pushed(one, "s", [8])
+    assert not stock.ask("SynchronizeEmbedding")
+    assert stock.tables == {"t": {0: [1, 1], 2: [2, 2], 4: [1, 1], -6: [1, 1]}, "s": {8: [1, 1]}}
+    assert not careful.ask(hears=False), "it does not hear the answer"
+    pushed(one, "t", [10])
+    assert not careful.ask()
+    assert careful.tables == {"t": {**stock.tables["t"], 10: [1, 1]}, "s": {8: [1, 1]}}
+    fronts.shards.servers[0].shard.parameters.tables[0].remove([4])
+    fronts.shards.servers[0].shard.door.note(0, [4])
+    assert not stock.ask()
+    assert not careful.ask()
+    assert 4 not in stock.tables["t"]
+    assert stock.tables == careful.tables
+    assert not one.synchronize_embedding(replica_index=0).embedding_vectors, "nothing has changed"
+    assert careful.ask(serial=0), "an answer that nobody remembers"
+    assert careful.tables == stock.tables
+    code, text, _ = one.refused("synchronize_embedding", replica_index=1)
+    assert (code, "Ask shard 1" in text) == ("INVALID_ARGUMENT", True)
+
+
+def test_a_follower_of_more_than_a_message_holds(fronts: Fronts) -> None:
+    (one,) = fronts.up(1, grpc_message_bytes_max=65_536)
+    one.push_model(embedding_table_info=[info("t", 200)])
+    ids = range(100)
+    for half in (ids[:50], ids[50:]):
+        one.push_gradient(gradients=[tensor("t", -ones((50, 200)), half)])
+    for _ in range(2):
+        copy = Copy(one, 0, "far")
+        code, text, _ = one.refused("synchronize_embedding", replica_index=0, metadata={"follower": "new"})
+        assert (code, "cursor" in text) == ("RESOURCE_EXHAUSTED", True)
+        assert copy.ask(cursor="0,0")
+        while "cursor" in one.trailing:
+            assert not copy.ask(cursor=one.trailing["cursor"])
+    for half in (ids[:50], ids[50:]):
+        one.push_gradient(gradients=[tensor("t", -ones((50, 200)), half)])
+    copy.ask()
+    asked = 1
+    while "more" in one.trailing:
+        copy.ask()
+        asked += 1
+    assert asked == 2
+    assert copy.tables == {"t": {k: [2.0] * 200 for k in ids}}
+
+
+def test_followers_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = fronts.up(1)
+    shard = fronts.shards.servers[0].shard
+    one.push_model(embedding_table_info=[info("t", 2)])
+    now = [0.0]
+    each = Followers(shard, lambda: now[0])
+    for k in range(FOLLOWERS_MAX + 1):
+        now[0] += 1
+        each.begin(f"f{k}")
+    assert each.of("f0", 0) is None
+    kept = each.of("f1", 0)
+    assert kept is not None
+    pushed(one, "t", range(10))
+    monkeypatch.setattr("clipper.frontend.grpc_followers.IDS_MAX", 9)
+    assert each.of("f1", 0) is kept
+    assert each.of("f1", 0) is None, "it was to be told too much"
+    each.begin("f1")
+    now[0] += FORGET_S
+    each.gather()
+    assert each.of("f1", 0) is None
+    assert not each._on

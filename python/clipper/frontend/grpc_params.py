@@ -2,7 +2,7 @@
 
 A shard answers for what is its own: of ids and names that are another's it says whose they are, here and in the trailing metadata
 `shard`. What the messages have no field for is metadata: of a push `worker` and `sequence` (it is told from its repetition by
-them), `scale`, `step` and `check`; of what is too long for one message `cursor`.
+them), `scale`, `step` and `check`; of what is too long for one message `cursor`; of who follows its rows `follower` and `serial`.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import InvalidInput, ShardAway, TooLarge, TypeConflict, UnknownTable
+from clipper.frontend.grpc_followers import Followers, weights
 from clipper.frontend.grpc_own_door import OwnDoor
 from clipper.frontend.grpc_tensors import F32, Ids, ids_in, tensor_of, values_in
 from clipper.frontend.protocols import message
@@ -22,6 +23,9 @@ from clipper.params.tables import TableSpec, optimizer_in
 
 SERVICE: Final = "PServer"
 ALIASES: Final = {"SynchronizeEmbedding": "synchronize_embedding", "GetReplica": "get_replica"}  # as the document's text has them
+FOLLOWER_NAME_MAX: Final = 100
+_BEGIN: Final = "0,0"
+_BY_PIECES: Final = "Ask by pieces: metadata cursor, from 0,0 on."
 _DTYPES: Final = ("f32", "f16")
 _KERAS: Final[dict[str, tuple[str, dict[str, float]]]] = {  # names of initializers that its workers send
     "": ("uniform", {}),
@@ -80,6 +84,7 @@ class ParamsService:
         self._shard, self._door = shard, door
         self._number, self._shards = shard.place.number, shard.place.shards
         self._bytes_max = shard.place.settings.grpc_message_bytes_max
+        self.followers = Followers(shard)
         self._optimizer, self._optimizer_settings = optimizer_in(shard.place.settings.grpc_optimizer)
         self.methods: dict[str, Callable[[Any, Call], Any]] = {
             "pull_variable": self.pull_variable,
@@ -87,6 +92,7 @@ class ParamsService:
             "push_model": self.push_model,
             "push_gradient": self.push_gradient,
             "get_replica": self.get_replica,
+            "synchronize_embedding": self.synchronize_embedding,
         }
 
     # -- a worker's
@@ -159,6 +165,29 @@ class ParamsService:
         call.trailing |= {"epoch": str(copy.epoch), "version": str(copy.version)}
         return self._rows_of(copy.parameters, call)
 
+    async def synchronize_embedding(self, request: Any, call: Call) -> Any:
+        """Metadata `follower`: who asks; `serial`: of the last answer that it has; `cursor`: as of `get_replica`, to begin.
+
+        Trailing: `serial`; `anew`: these are all rows, and what it had before counts for nothing; `more`: ask again at once.
+        """
+        parameters, of = self._ready(), request.replica_index
+        if of != self._number:
+            hint = f"Ask shard {of}." if 0 <= of < self._shards else ""
+            raise InvalidInput(f"these are the rows of shard {self._number}, not of {of}.", hint=hint)
+        name, cursor = str(call.metadata.get("follower", ""))[:FOLLOWER_NAME_MAX], call.metadata.get("cursor")
+        if cursor not in (None, _BEGIN):
+            return self._rows_of(parameters, call)
+        follower = self.followers.of(name, call.whole("serial")) if cursor is None else None
+        if follower is None:
+            self._check_fits(0 if cursor else _weights_bytes(parameters), _BY_PIECES)
+            self.followers.begin(name)
+            call.trailing |= {"anew": "true", "serial": "0"}
+            return self._rows_of(parameters, call)
+        answer = message("SynchronizeEmbeddingResponse")()
+        answer.embedding_vectors.extend(follower.news(parameters, self._bytes_max))
+        call.trailing |= {"serial": str(follower.serial), **({"more": "true"} if follower.count else {})}
+        return answer
+
     def _rows_of(self, parameters: Parameters, call: Call) -> Any:
         """All, or with `cursor` (0,0 begins) as many as go into a message; where the next begins is `cursor` of the answer."""
         answer, size = message("SynchronizeEmbeddingResponse")(), 0
@@ -172,8 +201,8 @@ class ParamsService:
                     call.trailing["cursor"] = f"{cursor[0]},{cursor[1]}"
                     return answer
                 size += nbytes
-                self._check_fits(0 if said else size, "Ask by pieces: metadata cursor, from 0,0 on.")
-                answer.embedding_vectors.append(_of_part(parameters, part))
+                self._check_fits(0 if said else size, _BY_PIECES)
+                answer.embedding_vectors.append(weights(parameters, part))
             cursor = following
         return answer
 
@@ -252,10 +281,9 @@ def _cursor(text: Any) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def _of_part(parameters: Parameters, part: dict[str, Any]) -> Any:
-    """Weights alone, as the document has them."""
-    spec = parameters.specs[part["table"]]
-    return tensor_of(spec.name, np.ascontiguousarray(part["rows"][:, : spec.dim]), part["ids"].tolist())
+def _weights_bytes(parameters: Parameters) -> int:
+    """Of all rows, in messages."""
+    return sum(len(table) * (4 * table.dim + 8) for table in parameters.tables)
 
 
 def _shape_of(parameters: Parameters, name: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import uvloop
 
-from clipper.errors import AddressInUse, NotAllowed, Unknown
+from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
 from clipper.frontend.grpc_calls import abort, decoder
 from clipper.frontend.grpc_health import HEALTH, REFLECTION, about
 from clipper.frontend.grpc_own_door import OwnDoor
@@ -29,6 +29,7 @@ from clipper.settings.params import grpc_address
 CALLS_MAX: Final = 1024
 _GRACE_S: Final = 1.0
 _LOOK_S: Final = 0.5
+_GATHER_S: Final = 1.0
 _SERVICES: Final = (SERVICE, HEALTH, REFLECTION)
 _OLDER: Final = "grpc.reflection.v1alpha.ServerReflection"
 _SERVING, _NOT_SERVING = 1, 2
@@ -48,6 +49,7 @@ class ShardGrpc:
         self._thread = threading.Thread(target=self._run, name="clipper-shard-grpc", daemon=True)
         self._begun = threading.Event()
         self._closing: asyncio.Event
+        self._gathering: asyncio.Task[None]
         self._server: grpc.aio.Server
         self._trouble: Exception | None = None
 
@@ -102,9 +104,18 @@ class ShardGrpc:
             raise AddressInUse(f"cannot listen on {self._wanted}, of params.grpc: {error}.", hint=hint) from None
         self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
         await self._server.start()
+        self._gathering = asyncio.ensure_future(self._gather())
+
+    async def _gather(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(ClipperError):
+                self._service.followers.gather()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _GATHER_S)
 
     async def _leave(self) -> None:
         self._closing.set()
+        await self._gathering
         await self._door.close()
         await self._server.stop(_GRACE_S)
         self._loop.stop()
@@ -112,8 +123,8 @@ class ShardGrpc:
     # -- handlers
 
     def _handlers(self) -> Iterator[Any]:
-        names = {method.name: method.name for method in methods_of(SERVICE) if method.name in self._service.methods}
-        names |= {alias: name for alias, name in ALIASES.items() if name in names}
+        names = {method.name: method.name for method in methods_of(SERVICE)}
+        names |= ALIASES
         kinds = {method.name: method for method in methods_of(SERVICE)}
         unary = {alias: self._unary(kinds[name], self._service.methods[name]) for alias, name in names.items()}
         yield grpc.method_handlers_generic_handler(SERVICE, unary)
