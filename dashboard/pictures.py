@@ -1,4 +1,4 @@
-"""The pictures of docs/dashboard.md and docs/mesh.md, taken of a live server under load: `make screenshots`.
+"""The pictures of docs/dashboard.md, docs/mesh.md and docs/params.md, taken of a live server under load: `make screenshots`.
 
 Real digits, models that learn whom to ask, a version that is rolled out, a canary, a container that is killed now and then.
 """
@@ -19,6 +19,7 @@ from PIL import Image
 import clipper
 from clipper.demo import digits
 from clipper.frontend.messages import to_json
+from clipper.params import Client, TableSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -53,6 +54,7 @@ def main(warm_s: float) -> None:
         for thread in asking:
             thread.join()
         take_mesh(browser)
+        take_params(browser, warm_s)
 
 
 def take_mesh(browser: Chromium) -> None:
@@ -82,6 +84,45 @@ def take_mesh(browser: Chromium) -> None:
         page.run(f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})")
         page.size(1280, int(page.run("document.querySelector('#mesh').getBoundingClientRect().bottom")) + 20)
         keep(page, "dashboard-mesh")
+
+
+def take_params(browser: Chromium, warm_s: float) -> None:
+    """The panel of shards of parameters, one of which is asked for more than the others."""
+    folder = Path(tempfile.mkdtemp(prefix="dashboard-params-"))
+    file, ending = folder / "clipper.toml", threading.Event()
+    file.write_text(f'[server]\nparams = "{folder}"\n[params]\nshards = 3\nreplicas = 1\nsnapshot_s = 20\n')
+    with clipper.start(file, admin="127.0.0.1:0") as server:
+        thread = threading.Thread(target=train, args=(folder, ending))
+        thread.start()
+        time.sleep(warm_s / 2)
+        page = browser.page(1280, 900)
+        page.prefer("light")
+        page.open(f"http://{server.admin_address}/dashboard")
+        page.until("document.querySelectorAll('#params .shards tbody tr').length === 3")
+        others = ".panel:not(#params), .tiles, .empty, main > .pick"
+        page.run(f"document.querySelectorAll('{others}').forEach(e => {{ e.style.display = 'none' }})")
+        page.size(1280, int(page.run("document.querySelector('#params').getBoundingClientRect().bottom")) + 20)
+        time.sleep(2)
+        keep(page, "dashboard-params")
+        ending.set()
+        thread.join()
+
+
+def train(folder: Path, ending: threading.Event) -> None:
+    """Two workers that take turns; a table that has no room for all words."""
+    chance = np.random.default_rng(1)
+    one, other = Client(folder), Client(folder)
+    one.create(TableSpec("users", 16))
+    one.create(TableSpec("words", 8, rows_max=3000, evicts=True))
+    with one, other:
+        while not ending.wait(0.02):
+            ids = np.concatenate([chance.integers(0, 20_000, 60), 3 * chance.integers(0, 500, 60) + 1])
+            one.pull("users", ids)
+            one.push("users", ids, chance.normal(size=(120, 16)), versioned=True)
+            if chance.random() < 0.3:
+                other.pull("words", [1])
+            words = chance.zipf(1.3, 60) % 100_000
+            other.push("words", words, chance.normal(size=(60, 8)), versioned=True)
 
 
 def deploy(server: clipper.ClipperServer, scans: digits.Digits) -> None:

@@ -8,6 +8,7 @@ import { ago, bytes, micros, number, percent } from "./format.js";
 import { Configuration, Events, Slowest } from "./lists.jsx";
 import { Mesh } from "./mesh.jsx";
 import { Batching, Models, stateOf } from "./models.jsx";
+import { Params } from "./params.jsx";
 import { Choice, Empty } from "./parts.jsx";
 import { Roles } from "./rollouts.jsx";
 import { ALL, Cache, Latency, lately, Selection, Throughput } from "./traffic.jsx";
@@ -125,6 +126,7 @@ function Board({ shot, view, act }) {
         {models.length > 0 && <Batching rows={rows} model={chosen} about={about} now={now} window={window} />}
         <Models rows={shot.fine} about={about} now={now} act={act} />
         {about.mesh && <Mesh about={about} nowS={nowS} />}
+        {about.params && <Params rows={rows} fine={shot.fine} about={about} now={now} window={window} />}
         <Roles about={about} now={now} act={act} />
         <TryIt about={about} />
         <Slowest now={now} nowS={nowS} />

@@ -477,7 +477,7 @@ class ClipperServer(Streaming, Joining, Tabled):
         mesh: MeshFacade | None = self._mesh
         node = Node(
             VERSION, self.config, self.catalog, questions.of, questions.asked, self.app, self.stats, lambda: self._closed,
-            self.scale, mesh,
+            self.scale, mesh, self._tables,
         )
         frontends = Frontends(node, lambda loop: Ear(loop, self._dispatch.engines), self._dispatch.engines)
         Management(node, self.manage).add_to(frontends.admin_routes)

@@ -23,7 +23,7 @@ from clipper.frontend.rest_v2 import RestV2
 from clipper.frontend.routes import Routes
 from clipper.frontend.scrape import Scrape
 from clipper.frontend.spans import Batch
-from clipper.metrics import Counts, GrpcCounts, HttpCounts, MeshMetrics, TlsCounts
+from clipper.metrics import Counts, GrpcCounts, HttpCounts, MeshMetrics, ParamsMetrics, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import TlsFiles, admin_tls, query_tls
@@ -60,6 +60,8 @@ class Frontends:
         beside: list[Counts] = [*self._counts.values(), self._grpc_counts, *tls_counts]
         beside += [self._exporter] if self._exporter else []
         beside += [MeshMetrics(node.mesh.stats)] if node.mesh is not None else []
+        if node.params is not None:
+            beside.append(ParamsMetrics(node.params.shards, node.config.http.metrics_names_max))
         scrape = self.scrape = Scrape(node, beside)
         self._push: InfluxPush | None = None
         if node.config.influx.url:

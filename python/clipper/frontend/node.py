@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipper.catalog import Catalog
 from clipper.config import Config
@@ -11,6 +11,9 @@ from clipper.serving.application import slo_in_us
 from clipper.serving.processor import Question
 from clipper.types import PredictionRequest
 
+if TYPE_CHECKING:
+    from clipper.params.serving import ServedSet
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -18,7 +21,8 @@ class Node:
 
     question: an application by name (UnknownApplication).  question_for: of a request that names its models itself.
     set_application: makes or changes one, as `ClipperServer.app`.  stats: `ClipperServer.stats`.  closed: whether it is closing.
-    scale: as `ClipperServer.scale`.  mesh: `ClipperServer.mesh`; None where it is none of a mesh.
+    scale: as `ClipperServer.scale`.  mesh: `ClipperServer.mesh`; None where it is none of a mesh.  params: the set of shards
+    whose tables its models use, if there is one.
     """
 
     version: str
@@ -31,6 +35,7 @@ class Node:
     closed: Callable[[], bool]
     scale: Callable[..., None]
     mesh: MeshFacade | None = None
+    params: "ServedSet | None" = None
 
     def slo_us(self, slo_ms: float | None, otherwise_us: int) -> int:
         """InvalidInput for an SLO out of its range."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,8 @@ from clipper.params.client import Client
 from clipper.params.contexts import UserRows, check_context_table
 from clipper.params.line import addresses_in
 from clipper.params.local import LocalSet, snapshot_all, supervisor_of, told_in
+from clipper.params.observing import Observer
+from clipper.params.reading import SetReader, Stats
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
 
@@ -34,6 +36,8 @@ class ServedSet:
         self._client: Client | None = None
         self._users: dict[str, UserRows] = {}
         self._guard = threading.Lock()
+        self._reader = SetReader(self.folder)
+        self.observer = Observer(self.shards)
 
     def start(self, patience_s: float = PATIENCE_S) -> Self:
         """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has another number of shards)."""
@@ -61,6 +65,8 @@ class ServedSet:
         for one in (client, *users.values()):
             if one is not None:
                 one.close()
+        self.observer.stop()
+        self._reader.close()
         own, self._own = self._own, None
         if own is not None:
             own.stop(snapshot=snapshot)
@@ -111,6 +117,13 @@ class ServedSet:
         """What a container of this host is told. It holds no secret: the folder's files are for its owner."""
         declared = {DECLARED_ENV: json.dumps({name: dict(spec) for name, spec in tables.items()})} if tables else {}
         return {TABLES_ENV: str(self.folder), **declared}
+
+    def shards(self) -> Sequence[Stats]:
+        """What each says of itself, or that it is away; nothing where the folder says no addresses."""
+        try:
+            return self._reader.read()
+        except InvalidInput:
+            return ()
 
     def stats(self) -> dict[str, Any]:
         """folder; own: it ends with this server; restarts: of shards, since then."""

@@ -6,6 +6,7 @@ A row is small, for an hour of them is kept: what is zero or unknown is left out
 from collections.abc import Mapping
 from typing import Any, Final
 
+from clipper.manage.dashboard.shards import of_shards, shards_now
 from clipper.metrics.process import resident_bytes
 from clipper_core.histogram import Snapshot
 
@@ -39,6 +40,8 @@ def between(before: Stats, after: Stats, shares: Mapping[str, Mapping[str, float
     cache = after["cache"]
     row["cache"] = _lean({key: cache[key] for key in ("bytes", "entries")} | {"gone": _more(before["cache"], cache, "evictions")})
     row["late"] = after["loop"]["late_us_max"]
+    if "shards" in after:
+        row["params"] = of_shards(before.get("shards", ()), after["shards"])
     return row
 
 
@@ -97,10 +100,12 @@ def of_model(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Row:
 
 
 def now_of(stats: Stats) -> dict[str, Any]:
-    """What only the latest is of: the replicas of each model, and their memory; roles and canaries of each application."""
+    """What only the latest is of: the replicas of each model, and their memory; roles and canaries of each application; each
+    shard of parameters."""
     models = {name: _model_now(row) for name, row in stats["models"].items()}
     apps = {name: _application_now(row) for name, row in stats["applications"].items()}
-    return {"models": models, "apps": apps, "feedback": stats["feedback"], "in_flight": stats["issued"] - stats["answered"]}
+    now = {"models": models, "apps": apps, "feedback": stats["feedback"], "in_flight": stats["issued"] - stats["answered"]}
+    return now | ({"params": shards_now(stats["shards"])} if "shards" in stats else {})
 
 
 def _model_now(row: Mapping[str, Any]) -> dict[str, Any]:

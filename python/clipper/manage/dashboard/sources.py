@@ -40,7 +40,8 @@ class ServerSources:
     _due_s: float = 0.0
 
     def stats(self) -> Mapping[str, Any]:
-        return self.node.stats()
+        params, stats = self.node.params, self.node.stats()
+        return stats if params is None else {**stats, "shards": params.observer.latest()}
 
     def shares(self) -> dict[str, dict[str, float]]:
         """What each application's policy has learned, by model."""
@@ -70,6 +71,7 @@ class ServerSources:
             "state": shown(self.node.config.server.state) or "memory",
             "addresses": dict(self.addresses()),
             "mesh": "" if self.node.mesh is None else self.node.mesh.instance,
+            "params": "" if self.node.params is None else str(self.node.params.folder),
             "applications": [application_row(app) for app in view.applications.values()],
             "models": [self._model(model) for model in view.models()],
             "events": self._events(view.revision),
