@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
-from bench.system import params_feedback, params_wire
+from bench.system import params_feedback, params_grpc, params_wire
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
 
@@ -31,7 +31,7 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
     groups: dict[str, Callable[[bool], list[Row]]] = {
         "pull": pulls, "push": pushes, "wire": params_wire.rows, "memory": memory,
-        "feedback": params_feedback.rows,
+        "feedback": params_feedback.rows, "grpc": params_grpc.rows,
     }  # fmt: skip
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")

@@ -1,8 +1,11 @@
 """A worker as the design document has it trains a model against real shards by gRPC, while they are killed."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -130,3 +133,30 @@ def test_a_set_whose_grpc_cannot_be(tmp_path: Path) -> None:
     for wrong in ({"grpc": "here"}, {"grpc": "127.0.0.1:0", "grpc_optimizer": "magic"}):
         with pytest.raises(ConfigError, match=r"params\.grpc"):
             LocalSet(ParamsSettings(folder=str(tmp_path), **wrong))
+
+
+@pytest.mark.slow
+def test_a_shard_from_a_shell_has_the_service(tmp_path: Path) -> None:
+    port = free_port(1)
+    said = {"addresses": [f"unix:{tmp_path}/0.sock"], "token": "open", "settings": {"grpc": f"127.0.0.1:{port}", "snapshot_s": 0}}
+    (tmp_path / "shards.json").write_text(json.dumps(said))
+    words = [sys.executable, "-m", "clipper", "params", "shard", "0", "--folder", str(tmp_path)]
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    shard = Shard(f"127.0.0.1:{port}", "open")
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                assert not shard.pull_variable().model_init_status
+                break
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(PATIENCE_S) == 0, running.communicate()[1]
+        assert shard.refused("pull_variable")[0] == "UNAVAILABLE"
+    finally:
+        shard.close()
+        running.kill()
+        running.communicate()

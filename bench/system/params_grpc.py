@@ -1,0 +1,101 @@
+"""A shard by the design document's gRPC service, beside a bare grpcio service with the same messages, and its own protocol.
+
+The bare one is synchronous, with two threads over an array whose row numbers are known, and sends the ids back; the shard's looks
+rows up by their ids, checks that they and the token are right, and sends no ids.
+
+`python -m bench.system.params_grpc` is the shard as a process: it prints both addresses, and serves until it is killed.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Goal, Row, absent, interleave, row
+from bench.system import params_wire
+from bench.system.params_wire import DIM, ROWS, TABLE, TOKEN, p50_us
+from bench.system.store_servers import free_ports
+
+BARE = "bare grpcio, the same messages"
+OURS = "its own protocol"
+
+
+def rows(quick: bool = False) -> list[Row]:
+    n, turns = (50, 3) if quick else (300, 7)
+    what = f"{ROWS} rows of {DIM} floats"
+    try:
+        with ExitStack() as stack:
+            pull, push, client = stack.enter_context(shard())
+            cases: dict[str, Callable[[Any], object]] = {
+                "pull": pull, "push": push, BARE: stack.enter_context(params_wire.over_grpc()),
+                OURS: lambda ids: client.pull("bench", ids),
+            }  # fmt: skip
+            draw = np.random.default_rng(1)
+            found = interleave({name: lambda ask=ask: p50_us(ask, draw, n) for name, ask in cases.items()}, turns)
+    except ImportError as error:
+        return [absent(f"pull of {what} by the document's service", "us", f"not measured: {error}", BARE)]
+    return [
+        row(f"pull of {what} by the document's service", found["pull"], "us", BARE, found[BARE], Goal("at_most", 1)),
+        row(f"pull of {what} by the document's service, of ours", found["pull"], "us", OURS, found[OURS]),
+        row(f"push of {what} by the document's service", found["push"], "us", "its pull", found["pull"]),
+    ]
+
+
+@contextmanager
+def shard() -> Iterator[tuple[Any, Any, Any]]:
+    """A pull and a push by gRPC, and a client of ours, of one shard with a table."""
+    import grpc
+
+    from clipper.frontend.protocols import message
+    from clipper.params import Client, TableSpec
+
+    running = subprocess.Popen([sys.executable, "-m", "bench.system.params_grpc"], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    try:
+        plain, by_grpc = running.stdout.readline().split()
+        with Client([plain], token=TOKEN) as client, grpc.insecure_channel(by_grpc) as channel:
+            client.create(TableSpec("bench", DIM))
+            ids = np.arange(TABLE)
+            for at in range(0, TABLE, 4096):
+                client.push("bench", ids[at : at + 4096], np.ones((len(ids[at : at + 4096]), DIM), np.float32))
+            token = (("authorization", f"Bearer {TOKEN}"),)
+            tensor, gradients = message("Tensor"), message("PushGradientRequest")
+            asks, says = message("PullEmbeddingVectorRequest"), message("PushGradientResponse")
+            pulled = channel.unary_unary("/PServer/pull_embedding_vector", asks.SerializeToString, tensor.FromString)
+            pushed = channel.unary_unary("/PServer/push_gradient", gradients.SerializeToString, says.FromString)
+            content = np.random.default_rng(2).standard_normal((ROWS, DIM)).astype(np.float32).tobytes()
+
+            def pull(ids: Any) -> Any:
+                answer = pulled(asks(name="bench", ids=ids.tolist()), metadata=token)
+                return np.frombuffer(answer.content, np.float32).reshape(ROWS, DIM)
+
+            def push(ids: Any) -> None:
+                given = tensor(name="bench", data_type=5, dim=(ROWS, DIM), content=content, indices=ids.tolist())
+                if not pushed(gradients(gradients=[given]), metadata=token).accepted:
+                    raise RuntimeError("the push was not accepted")
+
+            yield pull, push, client
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def main() -> None:
+    from clipper.frontend.grpc_shard import ShardGrpc
+    from clipper.params.server import ShardServer
+    from clipper.params.shard import Place
+    from clipper.settings.params import ParamsSettings
+
+    (port,) = free_ports(1)
+    address, settings = f"tcp:127.0.0.1:{port}", ParamsSettings(shards=1, grpc="127.0.0.1:0")
+    server = ShardServer(Place(0, (address,), settings, TOKEN, None)).start()
+    server.ready.wait(20)
+    print(address, ShardGrpc(server.shard).start().address, flush=True)
+    server.wait()
+
+
+if __name__ == "__main__":
+    main()
