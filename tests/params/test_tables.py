@@ -1,5 +1,6 @@
 """The container SDK's `Tables`: a model's own side of the messages, which knows nothing of this package, beside `Client`."""
 
+import socket
 import threading
 import time
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from clipper.params import TableSpec, frames
 from clipper.params.client import rows_in as rows_of_client
 from clipper_container import shards as sdk
-from clipper_container.shards import ShardAway, ShardRefused
+from clipper_container.shards import ShardAway, ShardLine, ShardRefused
 from clipper_container.tables import SETTINGS, Tables, as_ids, rows_in
 from tests.params.conftest import TOKEN, Shards, ones
 
@@ -172,7 +173,7 @@ def test_a_shard_that_lost_all_is_told_of_the_table(shards: Shards) -> None:
         mine.push("users", [5], ones((1, 2)))
         shards.lose(0)
         shards.begin(0, shards.root / "another").ready.wait(10)
-        other.create("else", 2, initializer="constant")  # has the number that users had
+        other.create("else", 2, initializer="uniform")  # has the number that users had
         assert (mine.pull("users", [5]) == 0).all()
         mine.push("users", [5], ones((1, 2)))
         assert (other.pull("users", [5]) != 0).all()
@@ -210,6 +211,29 @@ def test_a_message_of_another_request_is_dropped(shards: Shards) -> None:
     shards.up(1)
     with tables(shards) as mine:
         mine.create("users", 2, initializer="zeros")
-        mine._lines[0].send(sdk.call("stats"))
-        mine._lines[0].send(sdk.call("tables"))
+        line = mine._lines[0]
+        line.send(sdk.call("stats"))
+        assert line._sock is not None
+        line._sock.recv(1, socket.MSG_PEEK)  # its answer is there, before the next is asked
         assert mine.pull("users", [1, 2]).tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_push_whose_answer_is_lost_is_applied_once(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards.up(2)
+    with tables(shards) as mine:
+        mine.create("users", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+        mine.push("users", [0, 1], ones((2, 2)))
+        hear, lost = ShardLine._hear, []
+
+        def lose(line: ShardLine, ask: sdk.Ask) -> sdk.Head:
+            head = hear(line, ask)
+            if line.number == 1 and not lost:
+                lost.append(head)
+                line.close()
+                raise ConnectionError("gone")
+            return head
+
+        monkeypatch.setattr(ShardLine, "_hear", lose)
+        mine.push("users", [0, 1], ones((2, 2)))
+        assert lost
+        assert (mine.pull("users", [0, 1]) == -2).all()
