@@ -22,7 +22,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log"),
-    ("lz4", "json_rows", "http_head", "optimizer", "initializer"),
+    ("lz4", "json_rows", "http_head", "optimizer", "initializer", "shard_region"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider", "row_index", "shard_counts"),
     ("column", "linear", "lesson", "row_arena"),
@@ -59,7 +59,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
 )
 CORE_USERS = {"frontend", "serving", "manage", "params", "selection", "metrics", "server", "__init__"}
-SDK_USERS = {"deploy", "server", "cli", "demo"}
+SDK_USERS = {"deploy", "server", "cli", "demo", "params"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 
 FILE_LINES_MAX = 600

@@ -17,6 +17,7 @@ from clipper_core.shard_line cimport (
     shard_answer, take_frames,
 )
 from clipper_core.shard_log cimport Held, ShardLog
+from clipper_core.shard_region cimport is_local, receive_with
 from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
 
 import numpy as np
@@ -64,6 +65,8 @@ cdef void _close(DoorState* s, Caller* c) noexcept nogil:
     close_fd(c.fd)
     c.fd = -1
     c.generation += 1
+    s.shared_bytes.fetch_sub(c.region.bytes, relaxed)
+    c.region.drop()
     c.input.clear()
     c.output.clear()
     c.input.shrink(0)
@@ -112,7 +115,7 @@ cdef void _read(DoorState* s, Caller* c) noexcept nogil:
         _close(s, c)
         return
     room = c.input.room - c.input.end
-    n = recv(c.fd, to, room, 0)
+    n = receive_with(c.fd, to, room, c.region) if c.local else recv(c.fd, to, room, 0)
     if n > 0:
         c.input.end += <u64> n
         if not take_frames(s, c):
@@ -142,7 +145,7 @@ cdef void _accept(DoorState* s, int listener) noexcept nogil:
         c = new Caller()
         c.number, c.generation = <u32> s.callers.size(), 1
         s.callers.push_back(c)
-    c.fd, c.admitted, c.closing, c.watched, c.calls = fd, False, False, False, 0
+    c.fd, c.admitted, c.closing, c.watched, c.calls, c.local = fd, False, False, False, 0, is_local(fd)
     s.connections.fetch_add(1, relaxed)
     _watch(s, c, EPOLL_CTL_ADD)
 
@@ -238,11 +241,13 @@ cdef object _array(const vector[i64]& ids):
 cdef class ShardDoor:
     """Threads: run() has its own; the rest any. Connections of a shard, and its tables as they are reached from elsewhere.
 
-    frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.
+    frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.  shared_bytes_max: of all memory that
+    callers over unix sockets share, to have rows written there.
     What a connection asks that is neither a pull nor a push of rows is a call, and Python's to answer: see `calls`.
     """
 
-    def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24):
+    def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24,
+                  u64 shared_bytes_max=1 << 30):
         cdef DoorState* s = new DoorState()
         self.state, self.tables, self.counts = s, [], Counts()
         s.counts = self.counts.state
@@ -251,7 +256,7 @@ cdef class ShardDoor:
         s.calls.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         s.log.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         s.frame_bytes_max = min(frame_bytes_max, (<u64> 1 << 32) - 8)
-        s.connections_max, s.log.ids_max = connections_max, log_ids_max
+        s.connections_max, s.log.ids_max, s.shared_bytes_max = connections_max, log_ids_max, shared_bytes_max
         s.epoch.store(1, relaxed)
         if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s, s.post.fd, POST):
             raise_for(NO_MEMORY, "no descriptors for a shard")
@@ -370,7 +375,8 @@ cdef class ShardDoor:
         cdef DoorState* s = self.state
         return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed), "pulled_rows": s.pulled.load(relaxed),
                 "pushes": s.pushes.load(relaxed), "pushed_rows": s.pushed.load(relaxed), "repeated": s.repeated.load(relaxed),
-                "refused": s.refused.load(relaxed), "version": s.model.load(relaxed), "epoch": s.epoch.load(relaxed)}
+                "refused": s.refused.load(relaxed), "shared_bytes": s.shared_bytes.load(relaxed),
+                "version": s.model.load(relaxed), "epoch": s.epoch.load(relaxed)}
 
     # -- calls
 

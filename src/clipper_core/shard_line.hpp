@@ -6,10 +6,10 @@
 
 namespace clipper {
 
-enum ShardKind { SHARD_PULL = 1, SHARD_PUSH = 2, SHARD_CALL = 3, SHARD_ANSWER = 4, SHARD_REFUSED = 5 };
+enum ShardKind { SHARD_PULL = 1, SHARD_PUSH = 2, SHARD_CALL = 3, SHARD_ANSWER = 4, SHARD_REFUSED = 5, SHARD_SHARE = 6 };
 
 // How a request is refused: a Status, or one of these.
-enum ShardRefusal { NOT_ADMITTED = 101, NOT_READY = 102, OTHER_EPOCH = 103, TOO_STALE = 104, TOO_OLD = 105 };
+enum ShardRefusal { NOT_ADMITTED = 101, NOT_READY = 102, OTHER_EPOCH = 103, TOO_STALE = 104, TOO_OLD = 105, NOT_SHARED = 107 };
 
 struct ShardHead {
     char magic[4];
@@ -22,7 +22,7 @@ struct ShardHead {
 static_assert(sizeof(ShardHead) == 64, "as the document has it");
 
 inline bool shard_head_is_one(const ShardHead& h) {
-    return std::memcmp(h.magic, "CLPT", 4) == 0 && h.version == 1 && h.kind >= SHARD_PULL && h.kind <= SHARD_REFUSED &&
+    return std::memcmp(h.magic, "CLPT", 4) == 0 && h.version == 1 && h.kind >= SHARD_PULL && h.kind <= SHARD_SHARE &&
            h.payload_bytes % 8 == 0;
 }
 

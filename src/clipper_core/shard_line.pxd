@@ -7,6 +7,7 @@ from clipper_core.http_bytes cimport Bytes, Post
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.shard_counts cimport ShardCounts
 from clipper_core.shard_log cimport ShardLog, mutex
+from clipper_core.shard_region cimport Region
 
 cdef extern from "shard_line.hpp" namespace "clipper" nogil:
     cdef enum ShardKind:
@@ -15,12 +16,14 @@ cdef extern from "shard_line.hpp" namespace "clipper" nogil:
         SHARD_CALL
         SHARD_ANSWER
         SHARD_REFUSED
+        SHARD_SHARE
     cdef enum ShardRefusal:
         NOT_ADMITTED
         NOT_READY
         OTHER_EPOCH
         TOO_STALE
         TOO_OLD
+        NOT_SHARED
     cdef cppclass ShardHead:
         u8 kind
         u8 dtype
@@ -30,7 +33,7 @@ cdef extern from "shard_line.hpp" namespace "clipper" nogil:
         u64 id
         u64 epoch               # 0: of any
         u64 worker
-        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its repetition
+        u64 sequence            # of a push by that worker, from 1; 0: it is not told from its repetition. IN_REGION: where
         u64 model               # the version it was computed at, 0 for none; of an answer: the shard's
         float scale             # of the rate
         u32 payload_bytes
@@ -42,6 +45,7 @@ cdef enum:
     HEAD_BYTES = 64
     TABLES_MAX = 1024
     DUPLICATE = 1               # flag of an answer: this push was applied before
+    IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared memory, not behind the head
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
 
 cdef cppclass Place:            # a table as the loop has it
@@ -58,6 +62,8 @@ cdef cppclass Caller:
     bint closing                # when its output is sent
     bint watched                # for room to write
     u32 calls                   # with Python now
+    bint local                  # a unix socket
+    Region region               # that it shares
     Bytes input
     Bytes output
 
@@ -86,6 +92,7 @@ cdef cppclass DoorState:
     ShardLog log
     mutex still                 # held while a push is applied and noted: who has it reads rows that belong together
     u64 frame_bytes_max
+    u64 shared_bytes_max        # of all regions
     u32 connections_max
     atomic[u32] stop
     atomic[u32] ready           # else pulls and pushes are refused: it recovers
@@ -100,6 +107,7 @@ cdef cppclass DoorState:
     atomic[u64] pushed
     atomic[u64] repeated
     atomic[u64] refused
+    atomic[u64] shared_bytes
     atomic[u32] connections
     ShardCounts* counts
 

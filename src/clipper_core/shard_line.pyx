@@ -13,6 +13,7 @@ from clipper_core.machine cimport acq_rel, acquire, eventfd_signal, i64, relaxed
 from clipper_core.optimizer cimport Stride, all_finite, stride_of
 from clipper_core.shard_counts cimport counts_push, counts_refuse
 from clipper_core.shard_log cimport OLD_PUSH, SEEN_PUSH, Held, Sighting
+from clipper_core.shard_region cimport REGION_MAPPED, REGION_TOO_LARGE, RegionFault
 from clipper_core.status cimport BAD_FRAME, BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, UNKNOWN
 
 cdef enum:
@@ -44,10 +45,46 @@ cdef void _refuse(DoorState* s, Caller* c, const ShardHead* to, u32 why, i64 abo
 
 # -- pull --------------------------------------------------------------------------------------------------------------
 
+cdef void _share(DoorState* s, Caller* c, const ShardHead* h) noexcept nogil:
+    """Its memory, that it will have rows in; instead of what it shared before."""
+    cdef u64 others = s.shared_bytes.load(relaxed) - c.region.bytes
+    cdef RegionFault fault = c.region.map(s.shared_bytes_max - min(others, s.shared_bytes_max))
+    s.shared_bytes.store(others + c.region.bytes, relaxed)
+    if fault == REGION_TOO_LARGE:
+        _refuse(s, c, h, TOO_LARGE, <i64> s.shared_bytes_max)
+    elif fault != REGION_MAPPED:
+        _refuse(s, c, h, NOT_SHARED, 0)
+    else:
+        _put_answer(s, c, h, 0)
+
+
+cdef u8* _room(DoorState* s, Caller* c, const ShardHead* h, u64 whole) noexcept nogil:
+    """Where the rows of an answer go, of which the head is put already. NULL: nowhere, and so it was said, or it is lost."""
+    cdef ShardHead head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    cdef u8* to
+    if h.flags & IN_REGION:
+        to = c.region.at(h.sequence, whole)
+        if to == NULL:
+            _refuse(s, c, h, NOT_SHARED, <i64> c.region.bytes)
+            return NULL
+        head.flags = IN_REGION
+        c.output.put(&head, HEAD_BYTES)
+        return to
+    if whole > s.frame_bytes_max:
+        _refuse(s, c, h, TOO_LARGE, <i64> s.frame_bytes_max)
+        return NULL
+    to = c.output.reserve(HEAD_BYTES + whole)
+    if to == NULL:
+        return NULL
+    head.payload_bytes = <u32> whole
+    memcpy(to, &head, HEAD_BYTES)
+    c.output.end += HEAD_BYTES + whole
+    return to + HEAD_BYTES
+
+
 cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
     cdef Place* place = &s.places[h.table]
     cdef u64 dim = place.rows.dim, n = h.rows, data, scales = 0, whole, missed
-    cdef ShardHead head
     cdef u8* to
     if h.dtype > PULL_I8 or h.payload_bytes != 8 * n:
         _refuse(s, c, h, BAD_FRAME, h.payload_bytes)
@@ -56,23 +93,16 @@ cdef void _pull(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     if h.dtype == PULL_I8:
         scales = padded(4 * n)
     whole = data + scales
-    if whole > s.frame_bytes_max:
-        _refuse(s, c, h, TOO_LARGE, <i64> s.frame_bytes_max)
-        return
-    to = c.output.reserve(HEAD_BYTES + whole)
+    to = _room(s, c, h, whole)
     if to == NULL:
         return
-    head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
-    head.payload_bytes = <u32> whole
-    memcpy(to, &head, HEAD_BYTES)
     if whole:
-        memset(to + HEAD_BYTES + data - min(<u64> 8, data), 0, min(<u64> 8, data))
-        memset(to + HEAD_BYTES + whole - min(<u64> 8, whole), 0, min(<u64> 8, whole))
-    missed = rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to + HEAD_BYTES, <float*> (to + HEAD_BYTES + data),
-                       place.spare, s.stamp.load(relaxed))
+        memset(to + data - min(<u64> 8, data), 0, min(<u64> 8, data))
+        memset(to + whole - min(<u64> 8, whole), 0, min(<u64> 8, whole))
+    missed = rows_pull(place.rows, <const i64*> payload, n, <Pulled> h.dtype, to, <float*> (to + data), place.spare,
+                       s.stamp.load(relaxed))
     note(&s.counts.tables[h.table].pulled, n)
     note(&s.counts.tables[h.table].missed, missed)
-    c.output.end += HEAD_BYTES + whole
     s.pulls.fetch_add(1, relaxed)
     s.pulled.fetch_add(n, relaxed)
 
@@ -214,6 +244,9 @@ cdef void _obey(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     if not c.admitted:
         _refuse(s, c, h, NOT_ADMITTED, 0)
         return
+    if h.kind == SHARD_SHARE:
+        _share(s, c, h)
+        return
     if h.epoch and h.epoch != epoch:
         _refuse(s, c, h, OTHER_EPOCH, <i64> epoch)
         return
@@ -241,7 +274,7 @@ cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil:
     cdef u64 limit = s.frame_bytes_max if c.admitted else <u64> STRANGER_BYTES_MAX
     while c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing:
         h = <const ShardHead*> c.input.at()
-        if not shard_head_is_one(h[0]) or h.kind > SHARD_CALL:
+        if not shard_head_is_one(h[0]) or (h.kind > SHARD_CALL and h.kind != SHARD_SHARE):
             return False
         if h.payload_bytes > limit:
             _refuse(s, c, h, TOO_LARGE, <i64> limit)

@@ -10,19 +10,24 @@ import json
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
+import numpy as np
 
+from clipper_container.shared_rows import Sharing
 from clipper_container.transport import connect
 
 HEAD = struct.Struct("<4s4B2I5QfI")
 HEAD_BYTES = HEAD.size
 MAGIC, VERSION, PROTOCOL = b"CLPT", 1, 1
-PULL, PUSH, CALL, ANSWER, REFUSED = range(1, 6)
-NOT_READY, OTHER_EPOCH, CALL_FAILED = 102, 103, 106
+PULL, PUSH, CALL, ANSWER, REFUSED, SHARE = range(1, 7)
+IN_REGION = 2  # flag of a pull, and of its answer: the rows are in memory that both have
+SHARED_BYTES_MIN = 1 << 16  # of an answer that comes by it
+NOT_READY, OTHER_EPOCH, CALL_FAILED, NOT_SHARED = 102, 103, 106, 107
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
 PAUSE_S = 0.02
@@ -37,6 +42,7 @@ _NAMES = {  # of refusals, and what they are about
     NOT_READY: ("shard-away", "it recovers"),
     OTHER_EPOCH: ("shard-away", "its epoch is {about}, another was meant"),
     104: ("stale-push", "the gradient is {about} versions old"),
+    NOT_SHARED: ("does-not-fit", "a place outside of the {about} bytes of memory that it shares with this worker"),
     105: ("stale-push", "push {about} is older than the last 1024 of this worker; whether it was applied is not known"),
 }
 
@@ -121,17 +127,17 @@ class Ask:
     """A request: its head but for id and epoch, what follows, and what came back.
 
     table: its name, of which each shard, in each of its lives, has a number.
-    into: where the payload of an answer goes if it is as long; else it is in `body`.
+    expects: bytes of a pull's answer, which may come by memory that is shared; they are in `body` either way.
     """
 
-    __slots__ = ("body", "buffers", "head", "id", "into", "table")
+    __slots__ = ("block", "body", "buffers", "expects", "head", "id", "table")
 
-    def __init__(self, head: Head, buffers: Sequence[Any] = (), table: str = "", into: memoryview | None = None) -> None:
+    def __init__(self, head: Head, buffers: Sequence[Any] = (), table: str = "", expects: int = 0) -> None:
         size = sum(memoryview(one).nbytes for one in buffers)
-        self.head, self.buffers, self.into = head._replace(payload_bytes=size), buffers, into
-        self.table = table
+        self.head, self.buffers, self.table, self.expects = head._replace(payload_bytes=size), buffers, table, expects
         self.id = 0
         self.body: memoryview = memoryview(b"")
+        self.block: Any = None
 
 
 def call(name: str, **fields: Any) -> Ask:
@@ -147,6 +153,7 @@ class ShardLine:
     def __init__(self, number: int, address: Callable[[int], str], token: str, worker: int, answer_s: float) -> None:
         self.number, self._address, self._token, self._worker, self._answer_s = number, address, token, worker, answer_s
         self._sock: socket.socket | None = None
+        self._sharing = Sharing()
         self._next = 0
         self._head = bytearray(HEAD_BYTES)
         self.epoch = 0  # the highest seen: a shard of a lower one should be dead
@@ -158,6 +165,7 @@ class ShardLine:
         return f"shard {self.number} at {self._address(self.number)}"
 
     def close(self) -> None:
+        self._sharing.end()
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -178,6 +186,10 @@ class ShardLine:
                 head = self._hear(ask)
                 if head.kind == ANSWER:
                     return head
+                if head.rows == NOT_SHARED and ask.block is not None:
+                    self._sharing.end()  # over the socket, from here on
+                    ask.id = 0
+                    continue
                 why = self._again(head, ask.body)
             except OSError as error:
                 why = str(error) or why
@@ -198,25 +210,48 @@ class ShardLine:
 
     def _send(self, ask: Ask) -> None:
         assert self._sock is not None
-        self._next += 1
-        kind, dtype, flags, table, rows, _, _, *rest = ask.head
+        kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = ask.head
         if ask.table:
             if ask.table not in self.tables:
                 raise ShardRefused(f"{self.name} has no table {ask.table!r}", "unknown-table")
             table = self.tables[ask.table]
-        head = packed_head(kind, dtype, flags, table, rows, self._next, 0 if kind == CALL else self.epoch, *rest)
-        pieces = [memoryview(head), *(memoryview(one).cast("B") for one in ask.buffers if len(one))]
-        try:
-            while pieces:
-                sent = self._sock.sendmsg(pieces)
-                while pieces and sent >= len(pieces[0]):
-                    sent -= len(pieces.pop(0))
-                if sent:
-                    pieces[0] = pieces[0][sent:]
-        except BaseException:
-            self.close()
-            raise
+        place = self._sharing.place(ask.expects) if ask.expects >= SHARED_BYTES_MIN else None
+        ask.block = None
+        if place is not None:
+            sequence, ask.block, fd = place
+            flags |= IN_REGION
+            if fd >= 0:
+                self._share(fd)
+        self._next += 1
+        epoch = 0 if kind == CALL else self.epoch
+        head = packed_head(kind, dtype, flags, table, rows, self._next, epoch, worker, sequence, *rest)
+        self._write([head, *(one for one in ask.buffers if len(one))])
         ask.id = self._next
+
+    def _share(self, fd: int) -> None:
+        """Its answer is dropped: if the shard does not take the memory, it refuses what is to go there."""
+        self._next += 1
+        beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
+        self._write([packed_head(*Head(SHARE, id=self._next))], [beside])
+        assert self._sharing.rows is not None
+        self._sharing.rows.close()  # the descriptor; the memory is mapped
+
+    def _write(self, pieces: list[Any], beside: Sequence[tuple[int, int, bytes]] = ()) -> None:
+        assert self._sock is not None
+        rest = [memoryview(one).cast("B") for one in pieces]
+        try:
+            sent = self._sock.sendmsg(rest, beside)
+            while rest:
+                while rest and sent >= len(rest[0]):
+                    sent -= len(rest.pop(0))
+                if rest:
+                    rest[0] = rest[0][sent:]
+                    sent = self._sock.sendmsg(rest)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, BlockingIOError):
+                raise TimeoutError("it does not read") from None
+            raise
 
     def _hear(self, ask: Ask) -> Head:
         """Its answer; what was asked before it and is no longer waited for is dropped."""
@@ -226,28 +261,35 @@ class ShardLine:
             while True:
                 self._fill(memoryview(self._head))
                 head = read_head(self._head)
-                mine = head.id == ask.id and head.kind == ANSWER
-                fits = mine and ask.into is not None and len(ask.into) == head.payload_bytes
-                body = ask.into if fits and ask.into is not None else memoryview(bytearray(head.payload_bytes))
+                if head.flags & IN_REGION and head.id == ask.id and ask.block is not None:
+                    ask.body = ask.block.data
+                    return head
+                body = np.empty(head.payload_bytes, np.uint8).data
                 self._fill(body)
                 if head.id == ask.id:
                     ask.body = body
                     return head
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, BlockingIOError):
+                raise TimeoutError("it does not answer") from None
             raise
 
     def _fill(self, into: memoryview) -> None:
         assert self._sock is not None
         at = 0
         while at < len(into):
-            n = self._sock.recv_into(into[at:])
+            n = self._sock.recv_into(into[at:] if at else into, 0, socket.MSG_WAITALL)
             if n == 0:
                 raise ConnectionError("it closed the connection")
             at += n
 
     def _dial(self) -> None:
         self._sock = connect(self._address(self.number), self._answer_s)
+        self._sock.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own would poll before each read
+            waits = struct.pack("ll", int(self._answer_s), int(self._answer_s % 1 * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, option, waits)
         ask = call("hello", token=self._token, worker=self._worker, protocol=PROTOCOL)
         try:
             self._send(ask)
@@ -262,6 +304,8 @@ class ShardLine:
             self.epoch = head.epoch
             self.sequence = int(said.get("sequence", 0))
             self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
+            if self._sock.family == socket.AF_UNIX:
+                self._sharing.begin(int(said.get("shared", 0)))
         except BaseException:
             self.close()
             raise

@@ -28,6 +28,7 @@ SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
     "rows_max", "evicts", "admit_after", "expire_s",
 )  # fmt: skip
+_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Places = NDArray[np.intp] | None  # None: all
@@ -108,16 +109,16 @@ class Tables:
             raise ValueError(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}")
         with self._lock:
             dim = self._dim(name)
-            out: Floats = np.empty((each.size, dim), np.float32)
 
             def ask(mine: Ids, at: Places) -> Ask:
-                direct = at is None and dtype == "f32" and out.nbytes % 8 == 0 and out.size
-                into = memoryview(out.data).cast("B") if direct else None
-                return Ask(Head(PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), name, into)
+                return Ask(Head(PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), name, answer_bytes(mine.size, dim, dtype))
 
-            for one, at in self._ask_of_rows(name, each, ask):
-                if one.body is not one.into:
-                    out[... if at is None else at] = rows_in(one.body, one.head.rows, dim, dtype)
+            parts = self._ask_of_rows(name, each, ask)
+        if len(parts) == 1:
+            return rows_in(parts[0][0].body, each.size, dim, dtype)
+        out: Floats = np.empty((each.size, dim), np.float32)
+        for one, at in parts:
+            out[at] = rows_in(one.body, one.head.rows, dim, dtype)
         return out
 
     def push(self, name: str, ids: ArrayLike, gradients: ArrayLike) -> None:
@@ -213,6 +214,13 @@ class Tables:
             self._sequence = max(line.sequence for line in self._lines)
         self._sequence += 1
         return self._sequence
+
+
+def answer_bytes(n: int, dim: int, dtype: str) -> int:
+    """Of the payload that has n rows."""
+    scales = 4 * n + -4 * n % 8 if dtype == "i8" else 0
+    rows = n * dim * _ELEMENT_BYTES[dtype]
+    return rows + -rows % 8 + scales
 
 
 def rows_in(body: memoryview, n: int, dim: int, dtype: str) -> Floats:

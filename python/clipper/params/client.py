@@ -20,6 +20,7 @@ from clipper.params.tables import TableSpec
 Array = npt.NDArray[Any]
 Variables = Mapping[str, npt.NDArray[np.float32]]
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 class Pushed(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class Client:
     shards: the folder of a set that runs on this host, or the addresses of all shards in order (`unix:/path`, `tcp:host:port`).
     worker: its number, unique; pushes are told from their repetitions by it. Made up when not given.
     patience_s: how long to wait for a shard that is away, or recovers, before ShardAway.
+    shared: large pulls come by memory that a shard on this host writes; a forked child that keeps such rows must copy them.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Client:
         worker: int = 0,
         patience_s: float = 10.0,
         answer_s: float = 10.0,
+        shared: bool = True,
     ) -> None:
         addresses: list[str]
         self._folder, known = "", ""
@@ -76,7 +79,7 @@ class Client:
         self._specs: dict[str, TableSpec] = {}
         self.lock = threading.RLock()
         token = token or known or os.environ.get("CLIPPER_PARAMS_TOKEN", "")
-        self.lines = [Line(i, self._address, token, self.worker, answer_s) for i in range(len(addresses))]
+        self.lines = [Line(i, self._address, token, self.worker, answer_s, shares=shared) for i in range(len(addresses))]
 
     def close(self) -> None:
         with self.lock:
@@ -263,7 +266,7 @@ class Client:
             parts[shard_of_name(name, len(parts))][name] = np.ascontiguousarray(value, np.float32)
         return parts
 
-    def _of_rows(self, table: str, shard: int, head: Head, buffers: Sequence[Any], into: memoryview | None = None) -> Ask:
+    def _of_rows(self, table: str, shard: int, head: Head, buffers: Sequence[Any], expects: int = 0) -> Ask:
         line = self.lines[shard]
         if table not in line.tables:
             found = self.call(shard, "tables")["numbers"]
@@ -271,7 +274,7 @@ class Client:
             if table not in line.tables:
                 raise UnknownTable.named(table, line.tables)
         size = sum(memoryview(one).nbytes for one in buffers)
-        return Ask(head._replace(table=line.tables[table], payload_bytes=size), buffers, into)
+        return Ask(head._replace(payload_bytes=size), buffers, table=table, expects=expects)
 
     def _settle(self, asks: Sequence[tuple[int, Ask]]) -> list[tuple[int, Head]]:
         """All are sent before the first is waited for."""
@@ -291,25 +294,32 @@ class Client:
         if dtype not in DTYPES:
             raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
         dim, parts = self.spec(table).dim, []
-        out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
         for shard, places in parted(ids, len(self.lines)):
-            alone = len(places) == ids.size
-            mine = ids if alone else ids[places]
-            direct = alone and dtype == "f32" and out.nbytes % 8 == 0
-            into = memoryview(out.data).cast("B") if direct and out.size else None
-            ask = self._of_rows(table, shard, Head(Kind.PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), into)
+            mine = ids if len(places) == ids.size else ids[places]
+            head = Head(Kind.PULL, dtype=DTYPES[dtype], rows=mine.size)
+            ask = self._of_rows(table, shard, head, (mine,), answer_bytes(mine.size, dim, dtype))
             self._try_to_send(shard, ask)
             parts.append((shard, ask, places))
         until = time.monotonic() + self.patience_s
 
         def take() -> Array:
-            for shard, ask, places in parts:
+            for shard, ask, _ in parts:
                 self.lines[shard].settled(ask, until)
-                if ask.body is not ask.into:
-                    out[places] = rows_in(ask.body, len(places), dim, dtype)
+            if len(parts) == 1:
+                return rows_in(parts[0][1].body, ids.size, dim, dtype)
+            out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
+            for _, ask, places in parts:
+                out[places] = rows_in(ask.body, len(places), dim, dtype)
             return out
 
         return take
+
+
+def answer_bytes(n: int, dim: int, dtype: str) -> int:
+    """Of the payload that has n rows."""
+    scales = 4 * n + -4 * n % 8 if dtype == "i8" else 0
+    rows = n * dim * _ELEMENT_BYTES[dtype]
+    return rows + -rows % 8 + scales
 
 
 def _misshapen(table: str, n: int, dim: int, given: Array) -> InvalidInput:

@@ -19,6 +19,7 @@ HEAD = struct.Struct("<4s4B2I5QfI")
 HEAD_BYTES = HEAD.size
 MAGIC, VERSION = b"CLPT", 1
 DUPLICATE = 1  # flag of an answer to a push that had been applied before
+IN_REGION = 2  # flag of a pull, and of its answer: the rows are in memory that both have
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
 _ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _RANK_MAX = 8
@@ -30,6 +31,7 @@ class Kind(IntEnum):
     CALL = 3
     ANSWER = 4
     REFUSED = 5
+    SHARE = 6
 
 
 class Refusal(IntEnum):
@@ -41,6 +43,7 @@ class Refusal(IntEnum):
     TOO_STALE = 104
     TOO_OLD = 105
     CALL_FAILED = 106
+    NOT_SHARED = 107
 
 
 class Head(NamedTuple):
@@ -65,7 +68,7 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     """Of 64 bytes. Raises FrameError."""
     magic, version, *fields = HEAD.unpack(data)
     head = Head(*fields)
-    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 5 or head.payload_bytes % 8:
+    if magic != MAGIC or version != VERSION or not 1 <= head.kind <= 6 or head.payload_bytes % 8:
         raise FrameError("what a shard sent is no message of this protocol.", hint="Is it a shard of another version of clipper?")
     return head
 
@@ -158,6 +161,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     Refusal.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
     Refusal.OTHER_EPOCH: (errors.ShardAway, "its epoch is {about}, another was meant", "It was relaunched: connect again."),
     Refusal.TOO_STALE: (errors.StalePush, "the gradient is {about} versions old", "Pull again, and compute it anew."),
+    Refusal.NOT_SHARED: (errors.DoesNotFit, "a place outside of the {about} bytes of memory that it shares with this worker", ""),
     Refusal.TOO_OLD: (
         errors.StalePush,
         "push {about} is older than the last 1024 of this worker; whether it was applied is not known",

@@ -7,16 +7,23 @@ import contextlib
 import json
 import os
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipper.errors import ClipperError, FrameError, InvalidInput, ShardAway
-from clipper.params.frames import HEAD_BYTES, Head, Kind, Refusal, packed, read_head, refusal, unpacked
+import numpy as np
+
+from clipper.errors import ClipperError, InvalidInput, ShardAway, UnknownTable
+from clipper.params import frames
+from clipper.params.frames import HEAD_BYTES, IN_REGION, Head, Kind, Refusal, packed, read_head, refusal, unpacked
+from clipper_container.shared_rows import Sharing
 
 Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
+SHARED_BYTES_MIN = 1 << 16  # of an answer that comes by shared memory: smaller ones are as fast over the socket
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.5
 _AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
@@ -25,16 +32,18 @@ _AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
 class Ask:
     """One request on its way: `head` without its id and epoch, the buffers behind it, and what came back.
 
-    into: where the payload of an answer goes, if it is as long; else it is kept in `body`.
+    table: its name, of which a shard has a number in each of its lives.  expects: bytes of a pull's answer, which may come by
+    memory that is shared; they are in `body` either way.
     """
 
-    __slots__ = ("answer", "body", "buffers", "head", "id", "into")
+    __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "table")
 
-    def __init__(self, head: Head, buffers: Sequence[Buffer] = (), into: memoryview | None = None) -> None:
-        self.head, self.buffers, self.into = head, buffers, into
+    def __init__(self, head: Head, buffers: Sequence[Buffer] = (), *, table: str = "", expects: int = 0) -> None:
+        self.head, self.buffers, self.table, self.expects = head, buffers, table, expects
         self.id = 0
         self.answer: Head | None = None
         self.body: memoryview = memoryview(b"")
+        self.block: Any = None
 
 
 def call(name: str, **fields: Any) -> Ask:
@@ -43,10 +52,14 @@ def call(name: str, **fields: Any) -> Ask:
 
 
 class Line:
-    """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have another."""
+    """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have another.
+    shares: memory, with a shard on this host, for large pulls."""
 
-    def __init__(self, number: int, address: Callable[[int], str], token: str, worker: int, answer_s: float) -> None:
+    def __init__(
+        self, number: int, address: Callable[[int], str], token: str, worker: int, answer_s: float, *, shares: bool = False
+    ) -> None:
         self.number, self._address, self._token, self._worker, self._answer_s = number, address, token, worker, answer_s
+        self._shares, self._sharing = shares, Sharing()
         self._socket: socket.socket | None = None
         self._next = 0
         self._open: dict[int, Ask] = {}
@@ -56,6 +69,7 @@ class Line:
         self.sequence = 0  # of this worker's pushes there, the highest that it knew when we met
         self.mode = "async"
         self.tables: dict[str, int] = {}
+        self._ready = False  # when we met
 
     @property
     def name(self) -> str:
@@ -63,6 +77,7 @@ class Line:
 
     def close(self) -> None:
         self._open.clear()
+        self._sharing.end()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -95,6 +110,10 @@ class Line:
                     if head.kind == Kind.ANSWER:
                         return head
                     error = refusal(head, ask.body, self.name)
+                    if head.rows == Refusal.NOT_SHARED and ask.block is not None:
+                        self._sharing.end()  # over the socket, from here on
+                        ask.answer, ask.id = None, 0
+                        continue
                     if head.rows not in _AGAIN:
                         raise error
                     why = error.message
@@ -118,19 +137,54 @@ class Line:
 
     def _send(self, ask: Ask) -> None:
         assert self._socket is not None
+        kind, dtype, flags, table, rows, _, _, worker, sequence, *rest = ask.head
+        if ask.table:
+            table = self._number(ask.table)
+        ask.block = None
+        if ask.expects >= SHARED_BYTES_MIN:
+            place = self._sharing.place(ask.expects)
+            if place is not None:
+                sequence, ask.block, fd = place
+                flags |= IN_REGION
+                if fd >= 0:
+                    self._share(fd)
         self._next += 1
         ask.id, ask.answer = self._next, None
-        head = ask.head._replace(id=ask.id, epoch=0 if ask.head.kind == Kind.CALL else self.epoch)
         self._open[ask.id] = ask
-        pieces = [memoryview(head.packed()), *(memoryview(one).cast("B") for one in ask.buffers if len(one))]
+        epoch = 0 if kind == Kind.CALL else self.epoch
+        fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
+        self._write([frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields), *(one for one in ask.buffers if len(one))])
+
+    def _number(self, table: str) -> int:
+        if table not in self.tables and not self._ready:
+            self.close()  # what it has, it says when it has recovered
+            raise ConnectionError("it recovers")
+        if table not in self.tables:
+            raise UnknownTable.named(table, self.tables)
+        return self.tables[table]
+
+    def _share(self, fd: int) -> None:
+        """Its answer is nobody's to wait for: if the shard does not take the memory, it refuses what is to go there."""
+        self._next += 1
+        beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
+        self._write([Head(Kind.SHARE, id=self._next).packed()], [beside])
+        assert self._sharing.rows is not None
+        self._sharing.rows.close()  # the descriptor; the memory is mapped
+
+    def _write(self, pieces: list[Buffer], beside: Sequence[tuple[int, int, bytes]] = ()) -> None:
+        assert self._socket is not None
         try:
+            sent = self._socket.sendmsg(pieces, beside)
             while pieces:
-                sent = self._socket.sendmsg(pieces)
-                while pieces and sent >= len(pieces[0]):
-                    sent -= len(pieces.pop(0))
-                if sent:
-                    pieces[0] = pieces[0][sent:]
-        except OSError:
+                while pieces and sent >= memoryview(pieces[0]).nbytes:
+                    sent -= memoryview(pieces.pop(0)).nbytes
+                if pieces:
+                    pieces[0] = memoryview(pieces[0]).cast("B")[sent:]
+                    sent = self._socket.sendmsg(pieces)
+        except BlockingIOError:
+            self.close()
+            raise TimeoutError("it does not read") from None
+        except BaseException:
             self.close()
             raise
 
@@ -139,10 +193,15 @@ class Line:
             self._fill(memoryview(self._head))
             head = read_head(self._head)
             ask = self._open.pop(head.id, None)
-            into = ask.into if ask is not None and head.kind == Kind.ANSWER else None
-            body = into if into is not None and len(into) == head.payload_bytes else memoryview(bytearray(head.payload_bytes))
-            self._fill(body)
-        except (OSError, FrameError):
+            if head.flags & IN_REGION and head.kind == Kind.ANSWER and ask is not None and ask.block is not None:
+                body = memoryview(ask.block.data)
+            else:
+                body = memoryview(np.empty(head.payload_bytes, np.uint8).data)
+                self._fill(body)
+        except BlockingIOError:
+            self.close()
+            raise TimeoutError("it does not answer") from None
+        except BaseException:
             self.close()
             raise
         self.version = max(self.version, head.model) if head.epoch == self.epoch else head.model
@@ -153,7 +212,7 @@ class Line:
         assert self._socket is not None
         at = 0
         while at < len(into):
-            n = self._socket.recv_into(into[at:])
+            n = self._socket.recv_into(into[at:] if at else into, 0, socket.MSG_WAITALL)
             if n == 0:
                 raise ConnectionError("it closed the connection")
             at += n
@@ -174,7 +233,10 @@ class Line:
             self.epoch = head.epoch
             self.sequence = int(said.get("sequence", 0))
             self.mode = str(said.get("mode", "async"))
+            self._ready = bool(said.get("ready"))
             self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
+            if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
+                self._sharing.begin(int(said.get("shared", 0)))
         except (OSError, ClipperError, TypeError, ValueError):
             self.close()
             raise
@@ -196,6 +258,9 @@ def connected(address: str, answer_s: float) -> socket.socket:
     try:
         line.settimeout(answer_s)
         line.connect(target)
+        line.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own would poll before each read
+            line.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6)))
     except OSError:
         line.close()
         raise

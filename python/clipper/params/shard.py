@@ -69,7 +69,11 @@ class Shard:
 
     def __init__(self, place: Place) -> None:
         self.place, settings = place, place.settings
-        self.door = ShardDoor(frame_bytes_max=settings.frame_bytes_max, connections_max=settings.connections_max)
+        self.door = ShardDoor(
+            frame_bytes_max=settings.frame_bytes_max,
+            connections_max=settings.connections_max,
+            shared_bytes_max=settings.shared_bytes_max,
+        )
         self.door.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
         self.parameters = Parameters()
         self.training = self._training(self.parameters)
@@ -298,6 +302,7 @@ class Shard:
         worker = said.get("worker")
         window = self.door.pushes_seen().get(worker) if isinstance(worker, int) else None
         answer["mode"] = self.place.settings.mode
+        answer["shared"] = self.place.settings.shared_bytes_max
         answer["sequence"] = SEQUENCES.unpack(window)[0] if window else 0  # the highest that was seen of this worker
         self.door.answer(whom, packed({**answer, "ready": self.door.ready, "pid": os.getpid()}), admit=True)
 

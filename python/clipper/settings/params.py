@@ -51,6 +51,10 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     ] = 0
     lag_slows: Annotated[bool, about("divide the rate of a gradient by the versions it is old")] = False
     frame_bytes_max: Annotated[int, about("of one message", "bytes", ge=65_536, le=(1 << 32) - 8)] = 1 << 28
+    shared_bytes_max: Annotated[
+        int,
+        about("memory where workers on a shard's host have their rows; 0: they come over the socket", "bytes", ge=0, le=1 << 40),
+    ] = 1 << 30
     connections_max: Annotated[int, about("of one shard", "connections", ge=8, le=65_536)] = 1024
 
     def __repr__(self) -> str:

@@ -1,0 +1,112 @@
+// Memory that a worker on the same host shares with a shard, so that rows it pulls are written where it reads them.
+//
+// The worker makes a memory file, seals its size and sends its descriptor over the unix socket; the shard maps it to write, closes the
+// descriptor, and unmaps it with the connection. Why the worker's memory and not the shard's: who reads decides when a place is
+// free again, so a row lives for as long as its reader has it, with no message to say so; and a worker that is careless with
+// the memory harms no other worker. The other way round (a lane's rows, docs/design.md) needs the reader's answer before a row is
+// used again. Price: each connection has its own memory, counted in the shard's (`shared_bytes_max`).
+//
+// A shard must not die of what a worker sent. Memory that could shrink under a writer kills it (SIGBUS), so the size must be
+// sealed; memory of huge pages does when the host has run out of them, so only files of ordinary pages are taken; and each place is
+// compared with the mapping before a byte is written. Source: memfd_create(2), fcntl(2) "File Sealing".
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+namespace clipper {
+
+enum RegionFault { REGION_MAPPED = 0, REGION_ABSENT = 1, REGION_UNSEALED = 2, REGION_TOO_LARGE = 3, REGION_UNMAPPED = 4 };
+
+struct Region {
+    std::uint8_t* memory = nullptr;
+    std::uint64_t bytes = 0;
+    int descriptor = -1;  // that came and is not mapped yet
+
+    Region() = default;
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+    ~Region() { drop(); }
+
+    void take(int fd) {  // it came: in place of one that nobody asked to be mapped
+        if (descriptor >= 0) close(descriptor);
+        descriptor = fd;
+    }
+    void unmap() {
+        if (memory != nullptr) munmap(memory, bytes);
+        memory = nullptr;
+        bytes = 0;
+    }
+    void drop() {
+        unmap();
+        take(-1);
+    }
+    RegionFault map(std::uint64_t most) {  // the descriptor that came, instead of what was mapped; used up either way
+        int fd = descriptor;
+        descriptor = -1;
+        unmap();
+        if (fd < 0) return REGION_ABSENT;
+        RegionFault found = map_file(fd, most);
+        close(fd);
+        return found;
+    }
+    std::uint8_t* at(std::uint64_t offset, std::uint64_t n) const {  // nullptr: not all of it lies inside, or not at a line's start
+        if (offset % 64 || offset > bytes || n > bytes - offset) return nullptr;
+        return memory == nullptr ? nullptr : memory + offset;
+    }
+
+private:
+    RegionFault map_file(int fd, std::uint64_t most) {
+        struct stat about;
+        struct statfs system;
+        int seals = fcntl(fd, F_GET_SEALS);
+        if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW)) return REGION_UNSEALED;
+        if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC || fstat(fd, &about) != 0) return REGION_UNSEALED;
+        if (about.st_size <= 0) return REGION_UNMAPPED;
+        if (std::uint64_t(about.st_size) > most) return REGION_TOO_LARGE;
+        void* map = mmap(nullptr, std::size_t(about.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (map == MAP_FAILED) return REGION_UNMAPPED;
+        memory = static_cast<std::uint8_t*>(map);
+        bytes = std::uint64_t(about.st_size);
+        return REGION_MAPPED;
+    }
+};
+
+inline bool is_local(int fd) {  // may descriptors come over it?
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+// recv(), and a descriptor that came with the bytes: the last, if there were more. The region has it then.
+inline ssize_t receive_with(int fd, void* to, std::size_t n, Region& region) {
+    iovec bytes{to, n};
+    alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    if (got < 0) return got;
+    for (cmsghdr* one = CMSG_FIRSTHDR(&message); one != nullptr; one = CMSG_NXTHDR(&message, one)) {
+        if (one->cmsg_level != SOL_SOCKET || one->cmsg_type != SCM_RIGHTS) continue;
+        std::size_t count = (one->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (std::size_t i = 0; i < count; i++) {
+            int passed;
+            std::memcpy(&passed, CMSG_DATA(one) + i * sizeof passed, sizeof passed);
+            region.take(passed);
+        }
+    }
+    return got;
+}
+
+}  // namespace clipper

@@ -1,0 +1,227 @@
+"""Rows by shared memory: blocks beside a twin, and both sides' pulls beside those over the socket."""
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clipper.params import Client, TableSpec, line
+from clipper_container import shared_rows, shards as sdk
+from clipper_container.shared_rows import BLOCK_BYTES_MIN, SharedRows, Sharing, block_bytes
+from clipper_container.tables import Tables
+from tests.params.conftest import TOKEN, Shards
+
+N = 300
+DIM = 64
+
+
+@pytest.fixture(autouse=True)
+def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "SHARED_BYTES_MIN", 1)
+    monkeypatch.setattr(sdk, "SHARED_BYTES_MIN", 1)
+
+
+# -- blocks
+
+
+@given(st.integers(1, 1 << 30))
+def test_a_block_is_large_enough_and_not_much_larger(nbytes: int) -> None:
+    size = block_bytes(nbytes)
+    assert size >= nbytes
+    assert size % BLOCK_BYTES_MIN == 0
+    assert size <= max(nbytes * 1.25 + 1, nbytes + BLOCK_BYTES_MIN)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20_000)), max_size=60))
+def test_what_is_held_is_nobody_elses(steps: list[tuple[int, int]]) -> None:
+    rows, held = SharedRows(1 << 16), []
+    for kind, nbytes in steps:
+        if kind and held:
+            held.pop(nbytes % len(held))
+            continue
+        taken = rows.take(nbytes)
+        if taken is None:
+            assert sum(block_bytes(len(array)) for array, _ in held) + block_bytes(nbytes) > 1 << 14, "there was room"
+            continue
+        offset, array = taken
+        assert len(array) == nbytes
+        assert offset % 64 == 0
+        stamp = len(held) + nbytes % 251
+        array[:] = stamp % 251
+        held.append((array[nbytes // 3 :].view(), stamp % 251))
+        assert rows.are_lent()
+        del array, taken
+    for array, stamp in held:
+        assert (array == stamp).all()
+    held.clear()
+    array = None
+    assert not rows.are_lent()
+    rows.close()
+
+
+def test_a_block_comes_back_with_its_last_array() -> None:
+    rows = SharedRows(1 << 16)
+    taken = rows.take(5000)
+    assert taken is not None
+    offset, array = taken
+    del taken
+    part = array[16:80].view(np.float32).reshape(4, 4)
+    del array
+    other = rows.take(5000)
+    assert other is not None
+    assert other[0] != offset
+    del part
+    again = rows.take(5000)
+    assert again is not None
+    assert again[0] == offset
+    rows.close()
+
+
+def test_small_blocks_make_room_for_a_large_one() -> None:
+    rows = SharedRows(1 << 16)
+    for _ in range(3):
+        held = [rows.take(4096) for _ in range(16)]
+        assert all(held)
+        assert rows.take(4096) is None
+        held.clear()
+        assert rows.take(1 << 16) is not None
+    rows.close()
+
+
+def test_memory_grows_up_to_what_the_shard_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 14)
+    sharing, kept, fds = Sharing(), [], []
+    assert sharing.place(100) is None, "not before it has begun"
+    sharing.begin(1 << 17)
+    for _ in range(100):
+        placed = sharing.place(4096)
+        if placed is None:
+            break
+        kept.append(placed[1])
+        fds.append(placed[2] >= 0)
+    assert fds.count(True) == 4, "16, 32, 64 and 128 KB"
+    assert len(kept) == 4 + 8 + 16 + 32
+    kept.clear()
+    assert sharing.place(1 << 16) is not None
+    assert sharing.place(1 << 18) is None
+    sharing.end()
+    assert sharing.place(100) is None
+
+
+# -- over shards
+
+
+def both(shards: Shards) -> tuple[Client, Client]:
+    client = shards.client()
+    client.create(TableSpec("users", DIM))
+    ids = np.arange(-N, N)
+    client.push("users", ids, np.random.default_rng(5).standard_normal((2 * N, DIM)).astype(np.float32))
+    return client, shards.client(shared=False)
+
+
+def shared_bytes(shards: Shards) -> list[int]:
+    return [server.shard.door.stats()["shared_bytes"] for server in shards.servers.values()]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i8"])
+def test_they_are_what_comes_over_the_socket(shards: Shards, count: int, dtype: str) -> None:
+    shared, plain = both(shards.up(count))
+    with Tables(shards.addresses, token=TOKEN) as mine:
+        for n in (1, 2, 7, 100, N):
+            ids = np.random.default_rng(n).integers(-2 * N, 2 * N, n)
+            expected = plain.pull("users", ids, dtype)
+            found = shared.pull("users", ids, dtype)
+            assert found.dtype == expected.dtype
+            assert (found == expected).all()
+            assert (shared.prefetch("users", ids, dtype).result() == expected).all()
+            if dtype != "bf16":
+                assert (mine.pull("users", ids, dtype) == expected.astype(np.float32)).all()
+        assert min(shared_bytes(shards)) == 2 * shared_bytes(shards)[0] // 2 > 0
+        assert mine.pull("users", np.empty(0, np.int64)).shape == (0, DIM)
+        assert shared.pull("users", []).shape == (0, DIM)
+
+
+def test_rows_stay_as_they_were_for_who_keeps_them(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 18)
+    shared, plain = both(shards.up(1))
+    draw, kept = np.random.default_rng(9), []
+    for i in range(60):
+        ids = draw.integers(-N, N, int(draw.integers(1, N)))
+        asked = shared.prefetch("users", ids)
+        shared.push("users", ids[:1], np.ones((1, DIM), np.float32))
+        found = asked.result()
+        kept.append((found, found.copy()))
+        if i % 7 == 0:
+            kept = kept[::2]
+        assert all((array == copy).all() for array, copy in kept)
+    found, expected = shared.pull("users", np.arange(N)), plain.pull("users", np.arange(N))
+    assert (found == expected).all()
+    found[:] = 7  # the caller's own
+    assert (plain.pull("users", np.arange(N)) == expected).all()
+
+
+def test_rows_outlive_the_connection_and_the_shard(shards: Shards) -> None:
+    shared, plain = both(shards.up(2, replicas=1))
+    with Tables(shards.addresses, token=TOKEN, patience_s=20) as mine:
+        ids = np.arange(0, N, 2)
+        expected = plain.pull("users", ids)
+        kept = [shared.pull("users", ids), mine.pull("users", ids)]
+        shards.lose(0)
+        shards.begin(0).ready.wait(10)
+        kept += [shared.pull("users", ids), mine.pull("users", ids)]
+        shared.close()
+    assert all((one == expected).all() for one in kept)
+
+
+def test_a_shard_that_shares_nothing_sends_rows(shards: Shards) -> None:
+    shared, plain = both(shards.up(1, shared_bytes_max=0))
+    with Tables(shards.addresses, token=TOKEN) as mine:
+        expected = plain.pull("users", np.arange(N))
+        assert (shared.pull("users", np.arange(N)) == expected).all()
+        assert (mine.pull("users", np.arange(N)) == expected).all()
+    assert shared_bytes(shards) == [0]
+
+
+def test_a_shard_whose_memory_is_given_away_sends_rows(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_rows, "BYTES_MIN", 1 << 19)
+    shared, plain = both(shards.up(1, shared_bytes_max=1 << 19))
+    expected = plain.pull("users", np.arange(N))
+    others = [Tables(shards.addresses, token=TOKEN), shards.client()]
+    assert (shared.pull("users", np.arange(N)) == expected).all()
+    for other in others:
+        for _ in range(3):
+            assert (other.pull("users", np.arange(N)) == expected).all()
+    late = [others[1].prefetch("users", np.arange(N)) for _ in range(3)]
+    assert all((one.result() == expected).all() for one in late)
+    assert shared_bytes(shards) == [1 << 19]
+    for other in others:
+        other.close()
+
+
+def test_memory_goes_with_who_had_it(shards: Shards) -> None:
+    shared, _ = both(shards.up(1))
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with Tables(shards.addresses, token=TOKEN) as mine:
+            mine.pull("users", np.arange(N))
+    shared.pull("users", np.arange(N))
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("memfd:clipper-rows") <= 2, "its own, and the shard's of it"
+    assert len(os.listdir("/proc/self/fd")) <= files + 3
+
+
+def test_what_was_given_up_harms_nobody(shards: Shards) -> None:
+    shared, plain = both(shards.up(1))
+    expected: Any = plain.pull("users", np.arange(N))
+    for _ in range(20):
+        shared.prefetch("users", np.arange(N))  # and forgotten
+        found = shared.pull("users", np.arange(N)[::-1])
+        shared.prefetch("users", np.arange(-N, 0))
+        assert (found == expected[::-1]).all()
