@@ -1,4 +1,4 @@
-# Memory that a worker shares with a shard, to have the rows it pulls written there. Declared from shard_region.hpp, which says why.
+# Memory that a worker shares with a shard, to have the rows it pulls written there: shard_region.hpp says why.
 #
 # Threads: the loop's.
 from clipper_core.machine cimport u8, u64

@@ -5,7 +5,9 @@ from posix.unistd cimport dup
 from clipper_core.machine cimport u8, u64
 from clipper_core.status cimport BAD_INPUT, TOO_LARGE, raise_for
 
-_WHY = {REGION_ABSENT: "no descriptor", REGION_UNSEALED: "no memory file whose size is sealed", REGION_UNMAPPED: "it cannot be mapped"}
+_WHY = {
+    REGION_ABSENT: "no descriptor", REGION_UNSEALED: "no memory file whose size is sealed", REGION_UNMAPPED: "it cannot be mapped",
+}
 
 
 cdef class SharedRegion:

@@ -1,4 +1,4 @@
-"""clipper_core.shard_region: memory that comes with a connection, by itself and through a door; nothing of it may end the shard."""
+"""clipper_core.shard_region: memory that comes with a connection, alone and through a door; none of it may end the shard."""
 
 import contextlib
 import fcntl
@@ -83,8 +83,9 @@ def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
         SharedRegion(fd, MAX)
     with opened(memory_file(MAX + 4096)) as fd, pytest.raises(StatusError, match="more than"):
         SharedRegion(fd, MAX)
-    with contextlib.suppress(OSError), opened(memory_file(1 << 21, flags=HUGE_TLB)) as fd:  # some hosts have no such pages
-        with pytest.raises(StatusError, match="sealed"):
+    with contextlib.suppress(OSError):  # some hosts have no such pages
+        huge = memory_file(1 << 21, flags=HUGE_TLB)
+        with opened(huge) as fd, pytest.raises(StatusError, match="sealed"):
             SharedRegion(fd, MAX)
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.params import Client, TableSpec, line
-from clipper_container import shared_rows, shards as sdk
+from clipper_container import shards as sdk
+from clipper_container import shared_rows
 from clipper_container.shared_rows import BLOCK_BYTES_MIN, SharedRows, Sharing, block_bytes
 from clipper_container.tables import Tables
 from tests.params.conftest import TOKEN, Shards

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipper.params import TableSpec, frames
+from clipper.params import TableSpec, frames, line
 from clipper.params.client import rows_in as rows_of_client
 from clipper_container import shards as sdk
 from clipper_container.shards import ShardAway, ShardLine, ShardRefused
@@ -51,16 +51,17 @@ def test_what_is_no_head_is_refused(at: int) -> None:
 
 
 def test_numbers_and_names_are_the_same() -> None:
-    ours = (frames.Kind.PULL, frames.Kind.PUSH, frames.Kind.CALL, frames.Kind.ANSWER, frames.Kind.REFUSED)
-    assert ours == (sdk.PULL, sdk.PUSH, sdk.CALL, sdk.ANSWER, sdk.REFUSED)
+    ours = tuple(frames.Kind)
+    assert ours == (sdk.PULL, sdk.PUSH, sdk.CALL, sdk.ANSWER, sdk.REFUSED, sdk.SHARE)
+    assert (frames.IN_REGION, line.SHARED_BYTES_MIN) == (sdk.IN_REGION, sdk.SHARED_BYTES_MIN)
     assert sdk.DTYPES == frames.DTYPES
     assert {*SETTINGS, "name", "dim"} == {field.name for field in msgspec.structs.fields(TableSpec)}
     assert sdk.packed_call("hello", {"token": "t", "worker": 3}) == frames.packed({"call": "hello", "token": "t", "worker": 3})
-    named = {frames.Refusal[name] for name in ("NOT_READY", "OTHER_EPOCH", "CALL_FAILED")}
-    assert named == {sdk.NOT_READY, sdk.OTHER_EPOCH, sdk.CALL_FAILED}
+    named = {frames.Refusal[name] for name in ("NOT_READY", "OTHER_EPOCH", "CALL_FAILED", "NOT_SHARED")}
+    assert named == {sdk.NOT_READY, sdk.OTHER_EPOCH, sdk.CALL_FAILED, sdk.NOT_SHARED}
 
 
-@pytest.mark.parametrize("code", [2, 12, 13, 14, 16, 101, 102, 103, 104, 105])
+@pytest.mark.parametrize("code", [2, 12, 13, 14, 16, 101, 102, 103, 104, 105, 107])
 def test_a_refusal_has_the_same_word(code: int) -> None:
     about, head = (-3).to_bytes(8, "little", signed=True), frames.Head(frames.Kind.REFUSED, rows=code)
     ours = frames.refusal(head, about, "shard 1")
