@@ -6,7 +6,8 @@ from clipper_core.machine cimport u8, u64
 from clipper_core.status cimport BAD_INPUT, TOO_LARGE, raise_for
 
 _WHY = {
-    REGION_ABSENT: "no descriptor", REGION_UNSEALED: "no memory file whose size is sealed", REGION_UNMAPPED: "it cannot be mapped",
+    REGION_ABSENT: "no descriptor", REGION_UNSEALED: "no memory file whose size is sealed",
+    REGION_UNMAPPED: "it cannot be mapped",
 }
 
 
