@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def test_kubernetes_takes_each_object(tmp_path: Path, more: list[object]) -> Non
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"] == "2048Mi"
     assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"  # three snapshots, one more, and a new one
     assert pod["terminationGracePeriodSeconds"] >= 60
+    notes = spec["template"]["metadata"]["annotations"]
+    assert notes["prometheus.io/port"] in {str(one["containerPort"]) for one in container["ports"]}
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {claim["metadata"]["name"], *(one["name"] for one in pod["volumes"])}
     for kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
@@ -121,7 +124,8 @@ class Pod:
         self.root.mkdir()
         self._places = {
             "$(POD_NAME)": self.root.name, "/etc/clipper-params": str(root), "/state": str(self.root),
-            "0.0.0.0:7300": f"127.0.0.1:{ports[number]}", "/tmp/": f"{self.root}/",
+            "0.0.0.0:7300": f"127.0.0.1:{ports[number]}", "0.0.0.0:7301": f"127.0.0.1:{ports[number + 2]}",
+            "/tmp/": f"{self.root}/",
         }  # fmt: skip
         self.process = self.start()
 
@@ -157,10 +161,10 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.mark.slow
 def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: Path) -> None:
-    out, ports = tmp_path / "out", free_ports(2)
+    out, ports = tmp_path / "out", free_ports(4)
     assert export(out, "--shards", 2, "--replicas", 1).exit_code == 0
     said = shards_file(out)
-    said["addresses"] = [f"tcp:127.0.0.1:{port}" for port in ports]
+    said["addresses"] = [f"tcp:127.0.0.1:{port}" for port in ports[:2]]
     (tmp_path / "shards.json").write_text(json.dumps(said))
     (container,) = objects_in(out)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     pods = [Pod(0, container, tmp_path, ports)]
@@ -173,6 +177,8 @@ def test_pods_serve_by_their_arguments_and_are_ready_by_their_probes(tmp_path: P
         with Client(tmp_path, patience_s=PATIENCE_S) as client:
             client.create(TableSpec("t", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
             client.push("t", range(10), -np.ones((10, 2)))
+            with urllib.request.urlopen(f"http://127.0.0.1:{ports[3]}/metrics", timeout=PATIENCE_S) as scraped:
+                assert b'clipper_params_rows{table="t",shard="1"} 5' in scraped.read()
             pods[1].process.kill()
             pods[1].process.wait()
             shutil.rmtree(pods[1].root / "shard-1")  # its machine is gone, and its volume

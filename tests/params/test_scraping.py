@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,22 @@ def test_one_shard_tells_of_itself(busy: Shards) -> None:
     reader.close()
 
 
+@pytest.mark.slow
+def test_a_command_serves_a_set_that_others_run(busy: Shards) -> None:
+    said = [sys.executable, "-m", "clipper", "params", "metrics", "--folder", str(busy.root), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(said, stdout=subprocess.PIPE, text=True) as command:
+        try:
+            assert command.stdout is not None
+            address = command.stdout.readline().rpartition("http://")[2].partition("/")[0]
+            line = http.client.HTTPConnection(address, timeout=20)
+            line.request("GET", "/metrics")
+            assert b'clipper_params_shard_up{shard="1"} 1' in line.getresponse().read()
+            line.close()
+        finally:
+            command.terminate()
+        assert command.wait(20) == 0
+
+
 def words(*more: str) -> str:
     done = CliRunner().invoke(main, ["params", *more])
     assert done.exit_code == 0, done.output
@@ -107,6 +124,7 @@ def test_a_person_sees_what_shards_have_and_do(busy: Shards) -> None:
     assert re.search(r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +50\.0% +1 +\d+ +0, 0\.0 s +none", told, re.M), told
     found = json.loads(words("ps", "--json", *folder))
     assert found["shards"][1]["tables"]["users"]["missed"] == 1
+    assert re.search(r'^clipper_params_rows\{table="users",shard="1"\} 2$', words("metrics", *folder), re.M)
     live = words("top", "--every", "0.05", "--times", "2", *folder)
     assert live.count("pulls/s") == 2
     assert re.search(r"^ +0 +serves +2 +\S+ +0 +0 +– +0 +0 +– +0 +0, 0\.0 s +–$", live, re.M), live

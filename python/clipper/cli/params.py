@@ -100,14 +100,13 @@ def up(
     wanted = {key: str(value) if isinstance(value, Path) else value for key, value in given.items() if value is not None}
     settings = load(file or (here if here.exists() else None), **({"params": wanted} if wanted else {})).params
     if engine:
+        if settings.metrics:
+            raise click.UsageError("metrics goes without --on ray: clipper params metrics --listen HOST:PORT --folder ...")
         from clipper.cli.params_on_ray import up_on_ray
 
         up_on_ray(settings, name, ray_address, together=together, cpus=cpus, within_s=within_s)
         return
-    ends, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(wakes)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    ends = _signalled()
     shards = LocalSet(settings).start()
     try:
         shards.wait_ready()
@@ -118,6 +117,15 @@ def up(
             select.select([ends], [], [])
     finally:
         shards.stop()
+
+
+def _signalled() -> int:
+    """Readable when this command is to end."""
+    ends, wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakes)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return ends
 
 
 @contextlib.contextmanager
@@ -157,6 +165,34 @@ def ps(folder: Path | None, as_json: bool) -> None:
              "rows": sum(p.rows for p in one.parts), "nbytes": sum(p.nbytes for p in one.parts)}
             for one in sets_in(place / "snapshots")]  # fmt: skip
     _show({"shards": found, "snapshots": sets}, as_json, held(found, sets))
+
+
+@params.command(short_help="What shards count, for Prometheus.")
+@click.option("--listen", metavar="HOST:PORT", help="Serve them there, GET /metrics.  [print them once]")
+@click.option("--folder", type=_FOLDER, help="Of the set.  [params.folder of clipper.toml, else .clipper-params]")
+def metrics(folder: Path | None, listen: str | None) -> None:
+    """Print the metrics of all shards of a set, or serve them, whoever runs it.
+
+    \b
+    clipper params metrics --folder shop
+    clipper params metrics --folder /share/shop --listen 127.0.0.1:9300
+    """
+    from clipper.metrics import prometheus
+    from clipper.params.reading import SetReader
+    from clipper.params.scraping import samples_of
+
+    place = _folder(folder)
+    if listen is None:
+        reader = SetReader(place, answer_s=5.0)
+        try:
+            click.echo(prometheus(samples_of(reader.read())), nl=False)
+        finally:
+            reader.close()
+        return
+    ends = _signalled()
+    with _metrics(listen, lambda: SetReader(place)) as page:
+        click.echo(page.strip())
+        select.select([ends], [], [])
 
 
 @params.command(short_help="What each shard does, live.")

@@ -34,6 +34,7 @@ from clipper.errors import InvalidInput
 from clipper.settings.params import ParamsSettings
 
 PORT: Final = 7300
+METRICS_PORT: Final = 7301
 CLIENTS: Final = {"clipper/params": "client"}  # the label of pods that may talk to shards
 NAME: Final = "clipper-params"
 SHARDS_FILE: Final = "shards.json"  # by which shards and clients look for it
@@ -43,6 +44,7 @@ _ALIVE: Final = "/tmp/shard.alive"
 _HOST: Final = "kubernetes.io/hostname"
 _PRIORITY: Final = 1_000_000  # workers, which have none, make room for shards and not the other way round
 _GIB: Final = 1024
+_SCRAPED: Final = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT), "prometheus.io/path": "/metrics"}
 _RECOVER_S: Final = 30.0  # until the names of pods that start together are known to all
 _WRITES_MIB_S: Final = 50  # of a last snapshot, on a slow volume
 
@@ -131,7 +133,8 @@ def _objects(shipment: ParamsShipment) -> Iterator[dict[str, Any]]:
             "serviceName": NAME, "replicas": shipment.settings.shards, "selector": {"matchLabels": mine(NAME)},
             "podManagementPolicy": "Parallel", "updateStrategy": {"type": "RollingUpdate"},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
-            "template": {"metadata": {"labels": meta["labels"]}, "spec": spec}, "volumeClaimTemplates": [claim],
+            "template": {"metadata": {"labels": meta["labels"], "annotations": _SCRAPED}, "spec": spec},
+            "volumeClaimTemplates": [claim],
         },
     }  # fmt: skip
     yield service(NAME, NAME, {"params": PORT}, clusterIP="None", publishNotReadyAddresses=True)
@@ -144,7 +147,8 @@ def _container(shipment: ParamsShipment) -> dict[str, Any]:
     return {
         "name": "shard", "image": SERVER_IMAGE, "args": shard_args(),
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-        "ports": [{"name": "params", "containerPort": PORT}], "securityContext": CONFINED,
+        "ports": [{"name": "params", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS_PORT}],
+        "securityContext": CONFINED,
         # As much as the limit: one that asks for less is the first to go when its machine runs out.
         "resources": {"requests": {"cpu": "1", "memory": memory}, "limits": {"memory": memory}},
         # A shard that restores for an hour is alive all the time: it answers, and says that it is not ready.
@@ -158,7 +162,7 @@ def _container(shipment: ParamsShipment) -> dict[str, Any]:
 def shard_args() -> list[str]:
     """What a pod runs, after `clipper`. Its number is what its name ends in."""
     words = ["--folder", _SET, "--keep", _STATE, "--listen", f"0.0.0.0:{PORT}", "--alive", _ALIVE]
-    return ["params", "shard", "$(POD_NAME)", *words]
+    return ["params", "shard", "$(POD_NAME)", *words, "--metrics", f"0.0.0.0:{METRICS_PORT}"]
 
 
 def _touched(path: str, within_s: int) -> dict[str, Any]:
@@ -179,10 +183,14 @@ def _apart(shipment: ParamsShipment) -> dict[str, Any]:
 
 
 def _network() -> dict[str, Any]:
-    """Shards, and pods that say that they are clients; a token is asked of both, and nothing is encrypted."""
+    """Shards, and pods that say that they are clients; a token is asked of both, and nothing is encrypted. Figures, which name
+    tables and hold no rows, are for whoever scrapes."""
     shards = {"podSelector": {"matchLabels": mine(NAME)}}
     some = [shards, {"podSelector": {"matchLabels": CLIENTS}}]
-    spec = {**shards, "policyTypes": ["Ingress"], "ingress": [{"from": some, "ports": [{"port": PORT, "protocol": "TCP"}]}]}
+    allowed = [
+        {"from": some, "ports": [{"port": PORT, "protocol": "TCP"}]}, {"ports": [{"port": METRICS_PORT, "protocol": "TCP"}]},
+    ]  # fmt: skip
+    spec = {**shards, "policyTypes": ["Ingress"], "ingress": allowed}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta_of(NAME, "params"), "spec": spec}
 
 

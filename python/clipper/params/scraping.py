@@ -17,6 +17,13 @@ log = logging.getLogger("clipper.params")
 _SLOW_S: Final = 5.0  # a client that takes longer to ask is sent away
 
 
+def samples_of(stats: Sequence[Mapping[str, Any]]) -> Samples:
+    """As ParamsMetrics has them, once."""
+    samples = Samples()
+    ParamsMetrics(lambda: stats).collect(samples)
+    return samples
+
+
 class MetricsPage:
     """Threads: start and stop from one. Raises AddressInUse, ConfigError.
 
