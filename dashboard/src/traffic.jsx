@@ -77,12 +77,18 @@ export function Selection({ rows, app, about, now, window }) {
     return sum ? (each[name]?.[1] ?? 0) / sum : null;
   };
   const shown = models.slice(0, COLORS.length);
-  const [x, ...each] = columns(rows, shown.map(used));
-  const series = shown.map((label, i) => ({ label, color: COLORS[i], values: each[i] }));
+  let right = null;
+  const byFeedback = ({ apps }) => { // of some ten readings, the latest most
+    const [n, sum] = apps[app]?.fb ?? [0];
+    return n ? (right = right === null ? sum / n : right + (sum / n - right) / 9) : right;
+  };
+  const [x, ...each] = columns(rows, [...shown.map(used), byFeedback]);
+  const labels = [...shown, "right by feedback"];
+  const series = labels.map((label, i) => ({ label, color: COLORS[i] ?? "--error", values: each[i], dash: label !== shown[i] && [6, 4] }));
   return (
     <Panel id="selection" title="Selection" aside={<span class="unit">{record?.policy}{record?.decider !== "all" ? ` · ${record?.decider}` : ""}</span>}>
       <Chart name={`Share of each model in ${app}`} x={x} series={series} format={percent} window={window}
-        summary={shown.map((name, i) => `${name} ${percent(each[i].at(-1))}`).join(", ")} />
+        summary={labels.map((name, i) => `${name} ${percent(each[i].at(-1))}`).join(", ")} />
       <Scroll label="Rewards">
         <table>
           <caption>{learned ? "Share as learned" : "Share of answers it had a part in"}; reward: how right by feedback, 0 to 1, with its 95 % interval</caption>

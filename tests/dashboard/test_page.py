@@ -176,6 +176,16 @@ def test_a_query_by_hand_is_answered_and_taught(page: Page, server: clipper.Clip
     assert server.stats()["applications"]["total"]["answers"]["feedback"]["n"] >= 1
 
 
+def test_how_right_a_model_becomes_is_drawn(page: Page, server: clipper.ClipperServer) -> None:
+    opened(page, server)
+    asks = server.app("total")
+    for i in range(8):
+        asks.feedback(asks.predict([i, 0.5, 9]).result(PATIENCE_S), label=i + 9.5)
+    page.until("document.querySelector('#selection .plot canvas')")
+    page.until("/right by feedback \\d/.test(document.querySelector('#selection .plot').getAttribute('aria-label'))")
+    assert page.troubles == []
+
+
 def test_names_and_errors_are_text(page: Page, server: clipper.ClipperServer) -> None:
     server.app("broken").predict([9, 9, 9], salt=7).result(PATIENCE_S)
     opened(page, server)
