@@ -33,6 +33,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("future", "lane", "link"),
     ("mailbox", "replica", "bulk", "demand", "asking"),
     ("crew",),
+    ("model_state",),
     ("scheduler",),
     ("engine", "submit"),
     ("model", "io_loop", "batch_reader"),

@@ -4,6 +4,7 @@
 from libcpp.vector cimport vector
 from clipper_core.admission cimport Gate
 from clipper_core.machine cimport u64
+from clipper_core.status cimport Status
 from clipper_core.task cimport Lane, Lanes
 
 cdef cppclass Demand:
@@ -22,5 +23,7 @@ cdef u64 demand_slo_us(const Demand* d, u64 now_us) noexcept nogil
 cdef u64 demand_tight(const Demand* d, u64 now_us, u64* slo_us) noexcept nogil
 # ^ rows that wait of the tightest SLO; slo_us: that SLO if rows of much longer ones wait as well, else 0
 cdef Lane* demand_due_first(Demand* d, Lanes* lanes, u64* ticket) noexcept nogil      # NULL: none waits
+cdef void demand_end(Demand* d, Lanes* lanes, u64 before_us, Status status, u64 now_us) noexcept nogil
+# ^ rows that wait and are due before then end; one behind a later one of its lane goes on waiting
 cdef u64 demand_ahead(Demand* d, Lanes* lanes, const Lane* lane, u64 now_us) noexcept nogil
 # ^ rows of all lanes that are due before one submitted to this lane now. A lane's rows are taken to have come evenly

@@ -1,11 +1,14 @@
 """Lanes of one model, looked at together: who is due first, what waits, and for whom there must be room."""
-from clipper_core.lane cimport lane_head, task_due_us
+from clipper_core.lane cimport lane_head, lane_take, span_end, task_due_us
 from clipper_core.machine cimport relaxed
-from clipper_core.task cimport task_of
+from clipper_core.prediction cimport TAG_NONE, Value
+from clipper_core.status cimport Status
+from clipper_core.task cimport Span, task_of
 from clipper_core.timer_wheel cimport NEVER
 
 cdef enum:
     RECENT_US = 1000000         # a class of SLO asked for within this time still limits what a batch may take
+    ALL_ROWS = 0xFFFF
     LONGER = 2                  # SLOs apart by more than this factor are short and long
 
 
@@ -81,6 +84,19 @@ cdef Lane* demand_due_first(Demand* d, Lanes* lanes, u64* ticket) noexcept nogil
             first_due = due
             ticket[0] = head
     return first
+
+
+cdef void demand_end(Demand* d, Lanes* lanes, u64 before_us, Status status, u64 now_us) noexcept nogil:
+    cdef u64 ticket
+    cdef Span span
+    cdef Value nothing
+    cdef Lane* lane = demand_due_first(d, lanes, &ticket)
+    nothing.word = 0
+    nothing.tag = TAG_NONE
+    while lane != NULL and task_of(lanes, ticket).due_us < before_us:
+        lane_take(lanes, lane, ALL_ROWS, &span)
+        span_end(lanes, &span, status, &nothing, now_us)
+        lane = demand_due_first(d, lanes, &ticket)
 
 
 cdef u64 demand_ahead(Demand* d, Lanes* lanes, const Lane* lane, u64 now_us) noexcept nogil:

@@ -3,7 +3,8 @@
 # Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
 from clipper_core.delivery cimport Delivery
 from clipper_core.machine cimport u32
-from clipper_core.scheduler cimport Command, EngineState, ModelState
+from clipper_core.model_state cimport ModelState
+from clipper_core.scheduler cimport Command, EngineState
 
 cdef class Engine:
     cdef EngineState* state
@@ -13,7 +14,7 @@ cdef class Engine:
     cdef readonly list peers             # deliveries of the engines it has met, kept alive
     cdef object __weakref__
 
-    cdef u32 add_model(self, ModelState* model) except? 0
+    cdef ModelState* new_model(self) except NULL
     cdef int command(self, Command* command) except -1
     cdef int _free_links(self) except -1
     cdef int _free_news(self) except -1

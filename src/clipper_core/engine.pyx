@@ -15,12 +15,14 @@ from clipper_core.link cimport Link, link_free, link_sent, spare_free
 from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
                                    relaxed, release, seq_cst, u8, u32, u64)
+from clipper_core.model_state cimport (ModelState, departed_free, departed_init, model_state_clear, model_state_free,
+                                       model_state_init)
 from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
 from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, TEACH,
                                      LinkState, News, engine_given, engine_link, engine_lost, engine_open, engine_order,
-                                     engine_slot, engine_step, model_state_free)
+                                     engine_slot, engine_step)
 from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
 from clipper_core.task cimport STATUSES, Tally
 
@@ -96,7 +98,7 @@ cdef class Engine:
         if e.cache != NULL:
             e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
         if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL or e.news == NULL
-                or e.lanes == NULL or e.news_fd < 0):
+                or not departed_init(&e.departed) or e.lanes == NULL or e.news_fd < 0):
             raise_for(NO_MEMORY, "no memory (or no file descriptor) for the engine; lower cache_bytes_max or tasks_max")
 
     def __dealloc__(self):
@@ -115,6 +117,7 @@ cdef class Engine:
         self._free_news()
         ring_free(e.commands)
         spsc_free(e.news)
+        departed_free(&e.departed)
         if e.news_fd > 0:
             close(e.news_fd)
         del e.free_slots
@@ -152,15 +155,26 @@ cdef class Engine:
             self.state.commands_head += 1
         return 0
 
-    cdef u32 add_model(self, ModelState* model) except? 0:
-        """Publish a model; the loop sees it with the first row or replica that names it."""
+    cdef ModelState* new_model(self) except NULL:
+        """A model's state, with a number: that of one that was given back, or the next. The loop sees it with the first row or
+        replica that names it."""
         cdef EngineState* e = self.state
-        if e.model_count.load(relaxed) >= <u32> self.limits["models_max"]:
+        cdef ModelState* model
+        cdef u64 index
+        if e.departed.unused.pop(&index):
+            model_state_clear(e.models[index])
+            return e.models[index]
+        index = e.model_count.load(relaxed)
+        if index >= <u32> self.limits["models_max"]:
             raise_for(FULL, f"models_max = {self.limits['models_max']} models are registered; raise it in [limits]")
-        model.index = e.model_count.load(relaxed)
-        e.models[model.index] = model
+        model = <ModelState*> aligned_new(sizeof(ModelState))
+        if model == NULL:
+            raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
+        model_state_init(model)
+        model.index = <u32> index
+        e.models[index] = model
         e.model_count.store(model.index + 1, release)
-        return model.index
+        return model
 
     cdef int command(self, Command* command) except -1:
         if not engine_order(self.state, command):
@@ -246,8 +260,8 @@ cdef class Engine:
         self._order(CLOSE_LINK, conn, b"")
 
     def expect(self, u32 model, u64 when_us):
-        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due earlier end at once with
-        NO_REPLICA; 0: who knows, they wait. A replica that comes ends it."""
+        """While `model` has no replica: none comes before `when_us` (of `now_us()`), so queries due earlier, those that wait too,
+        end at once with NO_REPLICA; 0: who knows, they wait. A replica that comes ends it."""
         cdef Command command
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
@@ -365,12 +379,15 @@ cdef class Engine:
     # -- looking in
 
     def snapshot(self):
-        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those unlisted), `issued`, `answered`."""
+        """Counters and gauges now, as plain dicts: `cache`, `models` (in order, without those unlisted), `issued`, `answered`,
+        `lanes` (queues that exist), `unlisted` (models that no list shows, until they are given back)."""
         cdef EngineState* e = self.state
         return {
             "issued": self.delivery.issued,
             "answered": self.delivery.answered,
             "news_lost": e.news_lost.load(relaxed),
+            "lanes": e.lanes.live.load(relaxed),
+            "unlisted": e.departed.unlisted.load(relaxed),
             "queue_bytes": e.lanes.heap_bytes.load(relaxed),
             "cache": {"bytes": cache_bytes(e.cache), "entries": cache_entries(e.cache),
                       "evictions": cache_evictions(e.cache)},
@@ -427,7 +444,8 @@ cdef void _end_tasks(EngineState* e) noexcept nogil:
         if e.links[i].link != NULL:
             engine_lost(e, e.links[i].conn, CLOSED, e.now_us.load(relaxed))
     for i in range(1, e.lanes.count + 1):
-        lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
+        if e.lanes.by_id[i] != NULL:
+            lane_close(e.lanes, e.lanes.by_id[i], CLOSED, e.now_us.load(relaxed))
     asking_close(e.lanes)
     delivery_flush(e.delivery)
 

@@ -19,7 +19,7 @@ from clipper_core.lane cimport lane_new
 from clipper_core.machine cimport relaxed, u8, u32, u64
 from clipper_core.model cimport Model, is_elsewhere, mix, slo_of
 from clipper_core.prediction cimport TAG_NONE, Value
-from clipper_core.scheduler cimport ModelState
+from clipper_core.model_state cimport ModelState
 from clipper_core.status cimport BAD_INPUT, NO_MEMORY, OK, UNNEEDED, Status, raise_for
 from clipper_core.task cimport Lane
 

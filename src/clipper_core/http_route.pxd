@@ -15,7 +15,8 @@ from clipper_core.json_rows cimport Wanted
 from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.model cimport Model
 from clipper_core.prediction cimport Value
-from clipper_core.scheduler cimport EngineState, ModelState
+from clipper_core.model_state cimport ModelState
+from clipper_core.scheduler cimport EngineState
 
 cdef enum Form:                 # of a request and its answer
     PREDICT = 0                 # POST /api/APP/predict

@@ -22,7 +22,7 @@ from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new,
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits)
-from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side, spsc_free
+from clipper_core.ring cimport ring_free, ring_new, ring_row, ring_side, spsc_free, spsc_new
 from clipper_core.status cimport CANCELLED, DEADLINE, DROPPED, FULL, NO_REPLICA, OK, PENDING
 from clipper_core.task cimport (IDLE, JOINED, LANES_MAX, SENT, WAITING, lane_of, pos_of, task_of, ticket_of)
 from clipper_core.timer_wheel cimport wheel_advance, wheel_free, wheel_insert, wheel_new
@@ -35,6 +35,7 @@ cdef enum:
     DUE_AT_ONCE = 256
     SWEEPS_MAX = 65536
     READY_SIZE = 131072         # a lane is in it once at most, and LANES_MAX of them exist
+    UNUSED_MAX = 4096           # ids of lanes that are gone, kept for others; beyond it such lanes stay a while
 
 
 # -- owners ------------------------------------------------------------------------------------------------------------
@@ -52,9 +53,10 @@ cdef Lanes* lanes_new(DeliveryState* delivery, CacheState* cache, u64 now_us, u6
     lanes.pending = pending_new(tasks_max)
     lanes.timers = timers_new()
     lanes.ready = ring_new(READY_SIZE, 8, 0)
+    lanes.unused = spsc_new(UNUSED_MAX)
     lanes.wake_fd = delivery.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     if (lanes.by_id == NULL or lanes.wheel == NULL or lanes.pending == NULL or lanes.ready == NULL or lanes.timers == NULL
-            or lanes.wake_fd < 0):
+            or lanes.unused == NULL or lanes.wake_fd < 0):
         lanes_free(lanes)
         return NULL
     return lanes
@@ -65,6 +67,8 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
     if lanes == NULL:
         return
     for i in range(1, lanes.count + 1):
+        if lanes.by_id[i] == NULL:
+            continue
         del lanes.by_id[i].retry
         ring_free(lanes.by_id[i].ring)
         free(lanes.by_id[i])
@@ -74,6 +78,7 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
         pending_free(lanes.pending)
     ring_free(lanes.ready)
     timers_free(lanes.timers)
+    spsc_free(lanes.unused)
     if lanes.log != NULL:
         spsc_free(lanes.log)
     if lanes.wake_fd > 0:
@@ -86,25 +91,29 @@ cdef void lanes_free(Lanes* lanes) noexcept nogil:
 cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_bytes, u32 piece_rows, Tally* tally,
                     bint shared=False) noexcept nogil:
     cdef Lane* lane
-    if lanes.count >= LANES_MAX:
+    cdef u64 first = ticket_of(lanes.count + 1, 0)
+    if not lanes.unused.tail_moved() and lanes.count >= LANES_MAX:
         return NULL
     lane = <Lane*> aligned_new(sizeof(Lane))
     if lane == NULL:
         return NULL
+    lanes.unused.pop(&first)
     lane.ring = ring_new(cells, row_bytes * max(piece_rows, <u32> 1),
                          lines_of(sizeof(Task)) + lines_of(4 * piece_rows) + lines_of(sizeof(Key) * piece_rows),
-                         shared and row_bytes >= SHARED_ROW_BYTES_MIN)
+                         shared and row_bytes >= SHARED_ROW_BYTES_MIN, pos_of(first))
     if lane.ring == NULL:
-        free(lane)
+        free(lane)                              # with the id, if it was an old one
         return NULL
     lane.retry = new deque[Span]()
-    lane.id = lanes.count + 1
+    lane.id = <u32> (first >> 48)
+    lane.seen = lane.head = pos_of(first)
     lane.model = model
     lane.slo_us = slo_us
     lane.tally = tally
     lane.piece_rows = piece_rows
     lanes.by_id[lane.id] = lane
-    lanes.count += 1
+    lanes.count = max(lanes.count, lane.id)
+    lanes.live.fetch_add(1, relaxed)
     return lane
 
 
@@ -177,8 +186,8 @@ cdef u64 task_due_us(Task* task) noexcept nogil:
 
 cdef bint _is_live(void* owner, u64 ticket) noexcept nogil:
     cdef Lanes* lanes = <Lanes*> owner
-    if lane_of(lanes, ticket) == NULL:
-        return timers_has(lanes.timers, ticket)
+    if lane_of(lanes, ticket) == NULL:          # without a lane: a hearing's, or of a lane that is gone
+        return ticket >> 48 == 0 and timers_has(lanes.timers, ticket)
     cdef Task* task = task_of(lanes, ticket)
     return task != NULL and (not task.answered if task.slots != NULL else _open(task))
 

@@ -9,9 +9,9 @@ from clipper_core.engine cimport Engine
 from clipper_core.delivery cimport Block
 from clipper_core.future cimport Future
 from clipper_core.machine cimport u8, u32, u64
+from clipper_core.model_state cimport ModelState
 from clipper_core.prediction cimport Value
 from clipper_core.projection cimport Similarity
-from clipper_core.scheduler cimport ModelState
 from clipper_core.status cimport Status
 
 cdef class Model:

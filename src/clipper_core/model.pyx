@@ -15,10 +15,11 @@ from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, hom
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new
-from clipper_core.machine cimport aligned_new, i32, monotonic_us, relaxed
+from clipper_core.machine cimport i32, monotonic_us, relaxed
+from clipper_core.model_state cimport LANE_CLASSES, ModelState, model_drop
 from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.projection cimport Similarity, projection_cells
-from clipper_core.scheduler cimport LANE_CLASSES, EngineState, model_state_free, model_state_init
+from clipper_core.scheduler cimport EngineState
 from clipper_core.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
 from clipper_core.submit cimport lane_prepare, row_refused, row_submit, rows_shut
 
@@ -72,6 +73,7 @@ def _check_type(str name, str dtype, tuple shape):
         raise_for(BAD_INPUT, f"{name}: a row cannot have the shape {shape}")
 
 
+@cython.no_gc_clear                  # what __dealloc__ tells needs `engine`
 @cython.final
 cdef class Model:
     """Threads: any. One version of one model in an engine.
@@ -79,7 +81,8 @@ cdef class Model:
     `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a name of clipper_core.dtype
     (`f32`, `str`, ...); `shape` the shape of one row, `(-1,)` for numeric rows that differ in length. `lane_rows` bounds how
     many tasks of like SLO may wait or be in flight. `finite` refuses NaN and infinities. `similar` lets near rows of floats
-    share cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it.
+    share cache entries. `unlisted`: Engine.snapshot() leaves it out; Engine.model_counts() tells of it, and its lanes and its
+    number are given back once nobody has it any more, its queries are answered and its replicas have gone.
     """
 
     def __init__(self, Engine engine, str name, u64 uid, str dtype, tuple shape=(), *, u64 slo_us=1000000,
@@ -92,15 +95,14 @@ cdef class Model:
         slo_of(slo_us, 0)
         if similar is not None:
             _check_similar(name, dtype, shape)
-        m = <ModelState*> aligned_new(sizeof(ModelState))
-        if m == NULL:
-            raise_for(NO_MEMORY, f"no memory for model {name}")
-        model_state_init(m)
+        m = engine.new_model()
         m.spec.uid = uid
         m.cached = cached
         m.finite = finite
         m.lane_rows = lane_rows
         m.unlisted = unlisted
+        if unlisted:
+            engine.state.departed.unlisted.fetch_add(1, relaxed)
         self.lane_bytes_max = lane_bytes_max
         m.spec.output_dtype = ANY if not output else <u8> int(NAMES[output])
         if output_shape is not None:
@@ -111,14 +113,13 @@ cdef class Model:
         self.engine = engine
         self.name = name
         self.slo_us = slo_us
-        try:
-            engine.add_model(m)
-        except BaseException:
-            model_state_free(m)
-            raise
         self.state = m
         self.similar = similar
         self._set_rows(dtype, shape)
+
+    def __dealloc__(self):
+        if self.state != NULL and self.state.unlisted:
+            model_drop(&self.engine.state.departed, self.state)
 
     def _set_rows(self, str dtype, tuple shape):
         cdef ModelState* m = self.state

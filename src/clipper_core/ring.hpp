@@ -19,10 +19,11 @@ struct Cells {
     alignas(kLine) Turn* turns;
     std::uint64_t size;
 
-    void init(Turn* zeros, std::uint64_t n) {
+    void init(Turn* zeros, std::uint64_t n, std::uint64_t first = 0) {  // positions begin with `first`
         turns = zeros;
         size = n;
-        tail.store(0, std::memory_order_relaxed);
+        tail.store(first, std::memory_order_relaxed);
+        for (std::uint64_t pos = first; first && pos < first + n; ++pos) turn(pos).store(base(pos), std::memory_order_relaxed);
     }
     std::uint64_t base(std::uint64_t pos) const { return pos & ~(size - 1); }
     Turn& turn(std::uint64_t pos) const { return turns[pos & (size - 1)]; }
@@ -50,6 +51,13 @@ struct Cells {
     // Sequentially consistent: the producer reads next whether the consumer sleeps (store, then load; so does the consumer).
     void publish(std::uint64_t pos) { turn(pos).store(base(pos) + 1, std::memory_order_seq_cst); }
     bool published(std::uint64_t pos) const { return turn(pos).load(std::memory_order_seq_cst) == base(pos) + 1; }
+    bool idle() const {  // all that were claimed are released: the consumer's own doing; while nobody claims
+        std::uint64_t t = tail.load(std::memory_order_relaxed);
+        for (std::uint64_t pos = t; pos < t + size; ++pos) {
+            if (turn(pos).load(std::memory_order_relaxed) != base(pos)) return false;
+        }
+        return true;
+    }
     // Has nobody claimed the cell since `pos` did? Then what was written there then is there still, released or not. Asked after
     // somebody else's reads of the row, it vouches for them: a claim is a locked instruction and comes before the row's bytes, so
     // whoever saw new bytes is seen to be later than the new tail. Machines without such an order get no for an answer.

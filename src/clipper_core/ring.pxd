@@ -9,12 +9,13 @@ cdef extern from "ring.hpp" namespace "clipper" nogil:
     cdef cppclass Cells "clipper::Cells<>":
         u64 size
         atomic[u64] tail                     # next position to be claimed
-        void init(atomic[u64]* zeros, u64 n) noexcept
+        void init(atomic[u64]* zeros, u64 n, u64 first) noexcept   # positions begin with `first`
         bint claim(u64* pos) noexcept
         bint full() noexcept                 # a claim now would say no
         void publish(u64 pos) noexcept
         bint published(u64 pos) noexcept
         void release(u64 pos) noexcept
+        bint idle() noexcept                 # all that were claimed are released; while nobody claims
         bint untouched(u64 pos) noexcept     # nobody has claimed its cell again, released or not
     cdef cppclass Spsc "clipper::Spsc<>":
         u64 size
@@ -36,8 +37,9 @@ cdef struct Ring:
     void* map                # one mapping holds all the rest
     u64 map_bytes
 
-cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*) noexcept nogil
-# ^ size: a power of two >= 2; NULL: no memory. shared: rows behind a memfd if there is one to be had, else as ever
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=*, u64 first=*) noexcept nogil
+# ^ size: a power of two >= 2; NULL: no memory. first: its first position.
+#   shared: rows behind a memfd if there is one to be had, else as ever
 cdef void ring_free(Ring* ring) noexcept nogil
 cdef Spsc* spsc_new(u64 size) noexcept nogil
 cdef void spsc_free(Spsc* ring) noexcept nogil

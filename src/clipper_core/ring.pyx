@@ -24,7 +24,7 @@ cdef u64 _lines(u64 nbytes) noexcept nogil:
     return (nbytes + 63) & ~<u64> 63
 
 
-cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=False) noexcept nogil:
+cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=False, u64 first=0) noexcept nogil:
     cdef u64 rows = _lines(size * row_bytes), sides = _lines(size * side_bytes), seqs = _lines(size * 8)
     cdef int fd = -1
     cdef void* apart = shared_new(rows, &fd) if shared and rows else NULL
@@ -51,7 +51,7 @@ cdef Ring* ring_new(u64 size, u64 row_bytes, u64 side_bytes, bint shared=False) 
     ring.sides = <u8*> map + (0 if apart != NULL else rows)
     ring.map = map
     ring.map_bytes = total
-    cells.init(<atomic[u64]*> (ring.sides + sides), size)
+    cells.init(<atomic[u64]*> (ring.sides + sides), size, first)
     return ring
 
 

@@ -4,21 +4,18 @@
 # Threads: step, received, lost, open and what they call: the loop. Commands and notices pass between Python and the loop by
 # rings. Submitting is the business of `model`; it meets the loop in the lanes.
 from libcpp.vector cimport vector
-from clipper_core.admission cimport Gate
 from clipper_core.batcher cimport BatcherConfig
 from clipper_core.clock_cache cimport CacheState
 from clipper_core.codec cimport Limits
-from clipper_core.crew cimport Crew
 from clipper_core.delivery cimport DeliveryState
-from clipper_core.demand cimport Demand
-from clipper_core.task cimport Lane, Lanes, Tally
 from clipper_core.link cimport Link
 from clipper_core.machine cimport atomic, u8, u16, u32, u64
-from clipper_core.replica cimport Replica, RowSpec
+from clipper_core.model_state cimport Departed, ModelState
+from clipper_core.replica cimport Replica
 from clipper_core.ring cimport Ring, Spsc
+from clipper_core.task cimport Lanes
 
 cdef enum:
-    LANE_CLASSES = 44           # SLOs from 1 us to 2^43 us (100 days), one class per power of two
     LINKS_MAX = 65536
 
 cpdef enum Notice:              # loop -> Python
@@ -62,25 +59,6 @@ cdef struct News:               # a notice on its way to Python, malloc'd; the r
     u64 nbytes
     u8* data
 
-cdef cppclass ModelState:
-    u32 index
-    RowSpec spec
-    bint cached
-    bint finite                 # refuse NaN and infinities
-    u64 lane_rows               # capacity of each lane
-    Lane* lanes[44]             # by class of SLO; made at first use, by the submitter
-    Lane* array_lanes[44]       # the same, for arrays
-    Tally tally
-    Gate gates[44]              # by class of SLO: what a row submitted now can expect
-    atomic[u32] shares          # a replica that maps rows has come: new lanes are made to be shared
-    vector[u32]* replicas       # loop: conns
-    Crew crew                   # loop: those replicas themselves, in the same order
-    Demand demand               # loop: its lanes that have had rows
-    u64 hold_until_us           # loop: rows wait until then for company, or for a faster replica; 0: none do
-    bint hot                    # loop: on the list of models to look at
-    bint waits                  # loop: on the list of models with rows that wait
-    bint unlisted               # snapshots of all models leave it out
-
 cdef struct LinkState:
     Link* link
     Replica* replica            # once attached
@@ -100,7 +78,8 @@ cdef cppclass EngineState:
     u64 heartbeat_us
     u64 hello_us                # a connection that says nothing is closed after this
     ModelState** models
-    atomic[u32] model_count     # stored once the model is in place: the loop walks over them
+    atomic[u32] model_count     # numbers of models that were given out
+    Departed departed           # models that nobody asks any more
     LinkState* links            # by conn & 0xFFFF; conn's high bits count the reuse
     u32 link_count
     vector[u32]* free_slots
@@ -125,8 +104,6 @@ cdef cppclass EngineState:
 
 # -- for its owner
 cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil       # False: full. Threads: any
-cdef void model_state_init(ModelState* m) noexcept nogil                             # m is all zeros
-cdef void model_state_free(ModelState* m) noexcept nogil
 
 # -- for the mover of bytes (loop only)
 cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil              # conn; 0: no room

@@ -11,44 +11,32 @@ the head that cannot finish by their deadline in a batch of that size are shed (
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from clipper_core.admission cimport Gate
 from clipper_core.asking cimport asking_step
 from clipper_core.batcher cimport batcher_hold_until, batcher_init
 from clipper_core.codec cimport (ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
-from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_free, crew_init, crew_learn, crew_pick, crew_rows,
-                                too_late)
+from clipper_core.crew cimport another_can, crew_arrived, crew_forecast, crew_learn, crew_pick, crew_rows, too_late
 from clipper_core.delivery cimport delivery_flush
-from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first, demand_free, demand_init,
-                                  demand_slo_us, demand_tight, demand_waiting)
+from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first, demand_end, demand_slo_us,
+                                  demand_tight, demand_waiting)
 from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
                                 span_end, task_due_us)
 from clipper_core.link cimport (link_free, link_new, link_next, link_received, link_rest, link_room, link_send_frame,
                                 link_unsent)
 from clipper_core.machine cimport eventfd_signal, i32, relaxed, seq_cst
+from clipper_core.model_state cimport LANE_CLASSES, models_give_back
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
                                    replica_lost, replica_new, replica_overdue, replica_send, replica_teach)
 from clipper_core.ring cimport ring_row
-from clipper_core.status cimport BAD_FRAME, FULL, OK, PENDING, Status
-from clipper_core.task cimport Span, Task, task_of
+from clipper_core.status cimport BAD_FRAME, FULL, NO_REPLICA, OK, PENDING, Status
+from clipper_core.task cimport Lane, Span, Task, task_of
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
 cdef enum:
     HELLO_BYTES_MAX = 262144    # of a frame before it is attached; Python refuses a HELLO above 64 KiB with a reason
     CHORES_US = 25000           # overdue batches, heartbeats, silence
     HELD_US = 1000000           # a step is asked for at least this often
-
-
-cdef void model_state_init(ModelState* m) noexcept nogil:
-    m.replicas = new vector[u32]()
-    demand_init(&m.demand)
-    crew_init(&m.crew)
-
-
-cdef void model_state_free(ModelState* m) noexcept nogil:
-    del m.replicas
-    demand_free(&m.demand)
-    crew_free(&m.crew)
-    free(m)
 
 
 # -- links -------------------------------------------------------------------------------------------------------------
@@ -367,6 +355,9 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     cdef LinkState* slot
     cdef Lane* lane
     model.crew.round += 1
+    if waiting and model.crew.members.empty() and model.crew.expected_us > now_us:
+        demand_end(&model.demand, e.lanes, model.crew.expected_us, NO_REPLICA, now_us)      # nobody comes in time for them
+        waiting = demand_waiting(&model.demand)
     while waiting:
         who = crew_pick(&model.crew, waiting, now_us, &model.hold_until_us)
         if who < 0:
@@ -519,6 +510,7 @@ cdef void _chores(EngineState* e, u64 now_us) noexcept nogil:
         e.models[e.waits[0][i]].waits = False
         e.waits[0][i] = e.waits.back()
         e.waits.pop_back()
+    models_give_back(&e.departed, e.lanes)
     e.chores_us = now_us + CHORES_US
 
 

@@ -3,9 +3,10 @@
 # Threads: any; lane_prepare under the GIL, which is what makes a lane once.
 from clipper_core.delivery cimport Block
 from clipper_core.machine cimport u64, u32
+from clipper_core.model_state cimport ModelState
 from clipper_core.prediction cimport Value
 from clipper_core.row_hash cimport Key
-from clipper_core.scheduler cimport EngineState, ModelState
+from clipper_core.scheduler cimport EngineState
 from clipper_core.status cimport Status
 
 cdef Status rows_shut(EngineState* e) noexcept nogil                  # why nothing new is taken in, or PENDING

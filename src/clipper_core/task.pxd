@@ -80,7 +80,9 @@ cdef cppclass Lane:
 
 cdef cppclass Lanes:        # all lanes of an engine, and what their tasks meet in
     Lane** by_id
-    u32 count
+    u32 count               # ids that were given out; those of lanes that are gone name none
+    atomic[u32] live        # lanes that are
+    Spsc* unused            # first tickets of the next lanes of such ids: loop -> lane_new
     atomic[u32] takers      # submitters at work without the GIL: the engine ends its lanes after them
     Wheel* wheel            # tickets without a lane are those of `timers`
     Timers* timers          # of hearings

@@ -194,6 +194,8 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
     assert not waiting.done()
     world.engine.expect(model.index, world.now_us + 1_000_000)
     world.step()
+    assert waiting.status() == Status.NO_REPLICA, "it waited, and need not any more"
+    assert not soon.done()
     hopeless, patient = model.predict(3.0, 10), model.predict(4.0, 60_000)
     assert hopeless.status() == Status.NO_REPLICA, "none comes before its deadline"
     assert not patient.done()
@@ -205,3 +207,25 @@ def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: Wor
     assert again.result() == 5.0
     with pytest.raises(Exception, match="no model"):
         world.engine.expect(99, 0)
+
+
+def test_all_that_waits_in_vain_is_told_at_once(world: World) -> None:
+    """Rows of several lanes, joined ones, pieces of arrays, and what a lost container had in hand; what may be in time waits."""
+    model, container = taught(world)
+    in_hand = model.predict(7.0, 500)
+    world.step()
+    container.lose()
+    world.step()
+    told = [in_hand, *(model.predict(float(x % 3), slo_ms) for x, slo_ms in enumerate([5, 60, 60, 300, 500, 900]))]
+    many = model.predict_many(np.arange(200.0), 800)
+    later = model.predict(9.0, 1100)
+    world.step()
+    assert not any(future.done() for future in (*told, many, later))
+    world.engine.expect(model.index, world.now_us + 1_000_000)
+    world.step()
+    assert {future.status() for future in told} == {Status.NO_REPLICA}
+    assert {many.status(i) for i in range(200)} == {Status.NO_REPLICA}
+    assert not later.done()
+    world.container(model)
+    world.serve()
+    assert later.result() == 9.0

@@ -150,6 +150,38 @@ def test_unregistered_is_unknown_and_its_memory_is_freed(server: clipper.Clipper
     assert server.mesh.status(id).status == "NOT_FOUND"
 
 
+def test_what_unregistered_models_took_is_given_back(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    snapshot = server._engines.snapshot
+    wait_until(lambda: snapshot()["unlisted"] == len(server.mesh.routes))
+    before = snapshot()
+    for _ in range(3):
+        ids = [register() for _ in range(8)]
+        for id in ids:
+            ask(server, id)
+            assert server.model(id).predict_many(np.ones((64, 3))).result(30).sum() == 64 * 6
+        assert snapshot()["lanes"] == before["lanes"] + 16
+        for id in ids:
+            server.mesh.unregister(id)
+        wait_until(lambda: (snapshot()["lanes"], snapshot()["unlisted"]) == (before["lanes"], before["unlisted"]))
+
+
+def test_who_waits_is_told_when_the_load_fails_for_good_or_the_model_goes(tmp_path: Path) -> None:
+    """At once, and not at their deadlines, which are far."""
+    (tmp_path / "broken.py").write_text("def f(")
+    gate = tmp_path / "gate"
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(.01)\n"
+    (tmp_path / "slow.py").write_text(f"{waits}def f(x): ...")
+    with clipper.start(mesh={"enabled": True, **QUICK, "failure_s": 3600.0}) as server:
+        server.register_model("broken", "broken.py:f", "python", str(tmp_path))
+        server.register_model("slow", "slow.py:f", "python", str(tmp_path))
+        assert "broken.py" in server.predict("broken", ROW, slo_ms=60_000).result(30).reason
+        assert "broken.py" in server.predict("broken", ROW, slo_ms=60_000).result(30).reason
+        goes = server.predict("slow", ROW, slo_ms=60_000)
+        server.mesh.unregister("slow")
+        assert "registered" in goes.result(30).reason
+        gate.touch()
+
+
 def test_a_broken_artifact_is_told_and_tried_again(
     server: clipper.ClipperServer, register: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from clipper.store import Store
 from clipper.types import Batching, Model, PredictionRequest, VersionedModel
 
 NO_POLICY: Final = Policy()
+FOREVER_S: Final = 1e9
 LANE_ROWS: Final = 2048  # waiting in one lane of a meshed model: there are many, and each takes memory
 
 
@@ -83,6 +84,10 @@ class Ground:
     def close(self, question: Question, seconds: float) -> None:
         core = next(iter(question.cores.values()))
         core.engine.expect(core.index, time.monotonic_ns() // 1000 + int(seconds * 1e6))
+
+    def forget(self, question: Question) -> None:
+        self.close(question, FOREVER_S)
+        self._engines.forget(question.models[0].name)
 
     def is_taken(self, name: str) -> bool:
         view = self._server.catalog.view

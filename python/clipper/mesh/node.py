@@ -73,7 +73,11 @@ class Ground(Protocol):
         ...
 
     def close(self, question: Question, seconds: float) -> None:
-        """No replica of its model comes for so long: its queries need not wait."""
+        """No replica of its model comes for so long: queries that are due earlier, those that wait too, end at once."""
+        ...
+
+    def forget(self, question: Question) -> None:
+        """Its model is registered no more: queries that wait for a replica of it end at once."""
         ...
 
     def is_taken(self, name: str) -> bool:
@@ -259,7 +263,12 @@ class Mesh(Tending, Managing, Draining):
 
     def _close_route(self, route: Route, seconds: float) -> None:
         self.ground.close(route.question, seconds)
-        self._loop.call_later(seconds, self.supply.reopen, route)
+        self._loop.call_later(seconds, self._reopen, route.id)  # no reference: it may be unregistered by then
+
+    def _reopen(self, id: str) -> None:
+        route = self.routes.get(id)
+        if route is not None:
+            self.supply.reopen(route)
 
     # -- replicas
 
@@ -350,13 +359,20 @@ class Mesh(Tending, Managing, Draining):
             record = change.after
             if record is None:
                 if change.new is None:
-                    self.routes.forget(id)
-                    self.local.spawn(self.local.drop(id, "it was unregistered"))
+                    self._forget(id)
                 continue
             if id in self.local.held:
                 self._check_mine(record)
             if route is not None and route.served and now_ms() - route.used_ms < WIDEN_MS:
                 self._widen(route, record)
+
+    def _forget(self, id: str) -> None:
+        """It is registered no more: who waits for it is told, and what it takes here is given back."""
+        route = self.routes.forget(id)
+        self.supply.forget(id)
+        if route is not None:
+            self.ground.forget(route.question)
+        self.local.spawn(self.local.drop(id, "it was unregistered"))
 
     def _check_mine(self, record: MeshModel) -> None:
         held = self.local.held[record.id]

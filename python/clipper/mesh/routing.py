@@ -7,6 +7,7 @@ a dict and three stores; nothing here waits, and a hit takes no lock. Threads: a
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Any, Final
@@ -24,6 +25,7 @@ MESH_VERSION: Final = 1  # of every meshed model, where versions are asked for
 ANY: Final = InputType.parse("any")
 ABSENT_MAX: Final = 4096  # names that were asked and do not exist, remembered
 ABSENT_S: Final = 0.25
+UNREGISTERED: Final = "it was unregistered"
 Make = Callable[[Model, Callable[[], str]], Question]
 
 
@@ -41,7 +43,8 @@ class Route:
     lenders: numbers of the instances whose copies serve it.  why: it is not served."""
 
     __slots__ = (
-        "asked", "core", "id", "lenders", "listed", "question", "record", "served", "told", "touched", "used_ms", "waited", "why",
+        "__weakref__", "asked", "core", "id", "lenders", "listed", "question", "record", "served", "told", "touched", "used_ms",
+        "waited", "why",
     )  # fmt: skip
 
     def __init__(self, record: Model, make: "Make", touched: "Touched") -> None:
@@ -51,7 +54,8 @@ class Route:
         self.asked = self.waited = 0
         self.lenders: frozenset[int] = frozenset()
         self.served = self.told = self.listed = False
-        self.question = make(record, self.reason)
+        ref = weakref.ref(self)  # no circle of route and question: the core model goes with the last of them
+        self.question = make(record, lambda: UNREGISTERED if (route := ref()) is None else route.reason())
         self.core: Any = self.question.cores[record.id]
 
     def reason(self) -> str:
@@ -202,9 +206,12 @@ class Routes:
             return route
 
     def forget(self, id: str) -> Route | None:
-        """It is registered no more. Its lane stays with the engine; nothing new comes into it."""
+        """It is registered no more. Its lanes are given back once nobody has the route, and its queries are answered."""
         with self._guard:
-            return self._routes.pop(id, None)
+            route = self._routes.pop(id, None)
+        if route is not None:
+            route.served, route.why = False, UNREGISTERED
+        return route
 
     def alias(self, name: str, alias: Alias | None) -> None:
         """What a v-model stands for from now on; None: it is gone."""

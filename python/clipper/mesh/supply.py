@@ -97,6 +97,10 @@ class Supply:
         if route.core.waiting:
             self.miss(route)
 
+    def forget(self, id: str) -> None:
+        """It is registered no more."""
+        self._closed.discard(id)
+
     # -- serving one model
 
     async def _serve(self, route: Route) -> None:

@@ -46,6 +46,13 @@ class Engines:
                 self._models[number] += 1
             return self._all[number]
 
+    def forget(self, name: str) -> None:
+        """There is no model of this name any more; one that comes has its place chosen anew."""
+        with self._guard:
+            number = self._placed.pop(name, None)
+            if number is not None:
+                self._models[number] -= 1
+
     def place_of(self, core: CoreModel) -> tuple[int, int]:
         """The number of its engine, and its own there: a row of `snapshot()` has both."""
         return self._all.index(core.engine), core.index

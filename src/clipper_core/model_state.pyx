@@ -1,0 +1,111 @@
+"""A model's state, from the first row that may come to the last that has ended.
+
+Why the loop frees and nobody else: tickets lie in its wheel, in its batches and in lists of joined rows, and it alone knows when
+none of them is followed any more. Why a stack of dropped models, and no command: commands may be full, and who drops a model (its
+last reference goes) can neither wait nor be told so.
+"""
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from clipper_core.crew cimport crew_free, crew_init
+from clipper_core.demand cimport demand_free, demand_init
+from clipper_core.machine cimport acquire, relaxed, release
+from clipper_core.ring cimport ring_free, spsc_free, spsc_new
+from clipper_core.task cimport ticket_of
+
+cdef enum:
+    UNUSED_MAX = 4096           # numbers of models that were given back, kept for others; beyond it such models stay a while
+
+
+cdef void model_state_init(ModelState* m) noexcept nogil:
+    m.replicas = new vector[u32]()
+    demand_init(&m.demand)
+    crew_init(&m.crew)
+
+
+cdef void _release(ModelState* m) noexcept nogil:
+    del m.replicas
+    demand_free(&m.demand)
+    crew_free(&m.crew)
+
+
+cdef void model_state_clear(ModelState* m) noexcept nogil:
+    cdef u32 index = m.index
+    _release(m)
+    memset(<void*> m, 0, sizeof(ModelState))
+    m.index = index
+    model_state_init(m)
+
+
+cdef void model_state_free(ModelState* m) noexcept nogil:
+    _release(m)
+    free(m)
+
+
+cdef bint departed_init(Departed* d) noexcept nogil:
+    d.leaving = new vector[void*]()
+    d.unused = spsc_new(UNUSED_MAX)
+    return d.unused != NULL
+
+
+cdef void departed_free(Departed* d) noexcept nogil:
+    del d.leaving
+    spsc_free(d.unused)
+
+
+cdef void model_drop(Departed* d, ModelState* m) noexcept nogil:
+    cdef u64 first = d.dropped.load(relaxed)
+    m.next_dropped = first
+    while not d.dropped.compare_exchange_strong(first, <u64> m, release):    # what was submitted before is seen with it
+        m.next_dropped = first
+
+
+cdef bint _is_idle(Lane* lane) noexcept nogil:
+    """No cell of it is in use, and the loop has taken in what there was."""
+    return (lane == NULL or lane.dirty.load(acquire) == 0 and lane.seen == lane.ring.cells.tail.load(relaxed)
+            and lane.ring.cells.idle())
+
+
+cdef void _free_lane(Lanes* lanes, Lane* lane) noexcept nogil:
+    if lane == NULL:
+        return
+    lanes.by_id[lane.id] = NULL                             # entries of the wheel that are left name nothing
+    lanes.unused.push(ticket_of(lane.id, lane.seen))        # there is room: _give_back has looked
+    lanes.live.fetch_sub(1, relaxed)
+    del lane.retry
+    ring_free(lane.ring)
+    free(lane)
+
+
+cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
+    cdef u32 i
+    if not m.replicas.empty() or m.hot or m.waits or lanes.unused.room() < 2 * LANE_CLASSES:
+        return False
+    for i in range(LANE_CLASSES):
+        if not (_is_idle(m.lanes[i]) and _is_idle(m.array_lanes[i])):
+            return False
+    m.demand.lanes.clear()
+    m.demand.gates.clear()
+    for i in range(LANE_CLASSES):
+        _free_lane(lanes, m.lanes[i])
+        _free_lane(lanes, m.array_lanes[i])
+        m.lanes[i] = m.array_lanes[i] = NULL
+    return True
+
+
+cdef void models_give_back(Departed* d, Lanes* lanes) noexcept nogil:
+    """One just heard of waits for the next call: commands from before it was dropped are obeyed by then."""
+    cdef size_t i = 0
+    cdef u64 at
+    while i < d.leaving.size():
+        if d.unused.room() and _give_back(lanes, <ModelState*> d.leaving[0][i]):
+            d.unlisted.fetch_sub(1, relaxed)
+            d.unused.push((<ModelState*> d.leaving[0][i]).index)
+            d.leaving[0][i] = d.leaving.back()
+            d.leaving.pop_back()
+        else:
+            i += 1
+    at = d.dropped.exchange(0, acquire) if d.dropped.load(relaxed) else 0
+    while at:
+        d.leaving.push_back(<void*> at)
+        at = (<ModelState*> at).next_dropped
