@@ -91,6 +91,18 @@ def test_the_token_stays_and_what_is_set_is_new(tmp_path: Path) -> None:
     assert (out / ".gitignore").read_text() == "secrets/\n"
 
 
+def test_shards_that_are_asked_by_grpc_too(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "mine.toml").write_text('[params]\ngrpc = "127.0.0.1:7400"\n')
+    assert export(out, "--shards", 3, "--from", tmp_path / "mine.toml").exit_code == 0
+    said = shards_file(out)
+    assert said["settings"]["grpc"] == "0.0.0.0:7400"
+    assert said["grpc"] == [f"clipper-params-{i}.clipper-params:{7400 + i}" for i in range(3)]
+    assert "clipper-serving[grpc]" in (out / "server" / "Dockerfile").read_text()
+    rule = objects_in(out)["NetworkPolicy"]["spec"]["ingress"][0]
+    assert [(one["port"], one.get("endPort")) for one in rule["ports"]] == [(7300, None), (7400, 7402)]
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
     assert export(tmp_path / "out", "--shards", 2).exit_code == 0

@@ -31,7 +31,7 @@ from clipper.deploy.manifests import (
 )
 from clipper.deploy.yaml import to_yaml
 from clipper.errors import InvalidInput
-from clipper.settings.params import ParamsSettings
+from clipper.settings.params import ParamsSettings, grpc_address
 
 PORT: Final = 7300
 METRICS_PORT: Final = 7301
@@ -70,6 +70,13 @@ class ParamsShipment:
         return [f"tcp:{NAME}-{number}.{NAME}:{PORT}" for number in range(self.settings.shards)]
 
     @property
+    def grpc_addresses(self) -> list[str]:
+        """[]: without."""
+        each = range(self.settings.shards) if self.settings.grpc else ()
+        ports = [grpc_address(self.settings, number).rpartition(":")[2] for number in each]
+        return [f"{NAME}-{number}.{NAME}:{port}" for number, port in enumerate(ports)]
+
+    @property
     def volume_gib(self) -> int:
         whole = -(-self.memory_mib // _GIB)
         return self.storage_gib or whole * (self.settings.snapshots_max + 2)
@@ -80,7 +87,7 @@ def write_params(shipment: ParamsShipment, folder: Path) -> list[str]:
     token = shipment.settings.token or _token_in(folder) or secrets.token_urlsafe(24)
     (folder / "secrets" / SHARDS_FILE).unlink(missing_ok=True)
     sources: dict[str, str | bytes] = {
-        "server/Dockerfile": server_dockerfile(()),
+        "server/Dockerfile": server_dockerfile(("grpc",) if shipment.settings.grpc else ()),
         f"server/wheels/{sdk.WHEEL}": sdk.wheel(),
     }
     files = {name: to_yaml(*documents) for name, documents in params(shipment).items()}
@@ -98,13 +105,21 @@ def shards_json(shipment: ParamsShipment, token: str) -> str:
     """What shards and workers read: `Client("/etc/clipper-params")`."""
     settings = shipment.settings
     patience_s = max(settings.recover_s, _RECOVER_S)
-    public = msgspec.to_builtins(msgspec.structs.replace(settings, token="", folder=_SET, recover_s=patience_s))
-    return json.dumps({"addresses": shipment.addresses, "token": token, "settings": public}, indent=1)
+    here = {"token": "", "folder": _SET, "recover_s": patience_s, "grpc": _grpc(settings)}
+    public = msgspec.to_builtins(msgspec.structs.replace(settings, **here))
+    said = {"addresses": shipment.addresses, "token": token, "settings": public, "grpc": shipment.grpc_addresses}
+    return json.dumps(said, indent=1)
+
+
+def _grpc(settings: ParamsSettings) -> str:
+    """On all of a pod's addresses, where it is wanted at all: pod i at PORT + i."""
+    return f"0.0.0.0:{grpc_address(settings, 0).rpartition(':')[2]}" if settings.grpc else ""
 
 
 def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
     """The documents of each file of the base."""
-    files = {"shards.yaml": list(_objects(shipment)), "network.yaml": [_network()], "priority.yaml": [_priority()]}
+    network = _network(shipment.settings)
+    files = {"shards.yaml": list(_objects(shipment)), "network.yaml": [network], "priority.yaml": [_priority()]}
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": [*files],
         # Without a suffix: pods of workers, which are not of this base, mount it by its name.
@@ -182,14 +197,16 @@ def _apart(shipment: ParamsShipment) -> dict[str, Any]:
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
-def _network() -> dict[str, Any]:
+def _network(settings: ParamsSettings) -> dict[str, Any]:
     """Shards, and pods that say that they are clients; a token is asked of both, and nothing is encrypted. Figures, which name
     tables and hold no rows, are for whoever scrapes."""
     shards = {"podSelector": {"matchLabels": mine(NAME)}}
     some = [shards, {"podSelector": {"matchLabels": CLIENTS}}]
-    allowed = [
-        {"from": some, "ports": [{"port": PORT, "protocol": "TCP"}]}, {"ports": [{"port": METRICS_PORT, "protocol": "TCP"}]},
-    ]  # fmt: skip
+    ports: list[dict[str, Any]] = [{"port": PORT, "protocol": "TCP"}]
+    if settings.grpc:
+        first = int(_grpc(settings).rpartition(":")[2])
+        ports.append({"port": first, "endPort": first + settings.shards - 1, "protocol": "TCP"})
+    allowed = [{"from": some, "ports": ports}, {"ports": [{"port": METRICS_PORT, "protocol": "TCP"}]}]
     spec = {**shards, "policyTypes": ["Ingress"], "ingress": allowed}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta_of(NAME, "params"), "spec": spec}
 
