@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper_core.shard_region import SharedRegion
@@ -39,6 +39,7 @@ def opened(fd: int) -> Iterator[int]:
         os.close(fd)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 3000))
 def test_only_places_inside_are_written(offset: int, n: int) -> None:
     with opened(memory_file(2048)) as fd:
@@ -197,6 +198,7 @@ def test_memory_is_the_connections(shard: Shard) -> None:
 
 def test_descriptors_that_nobody_asked_for_are_closed(shard: Shard) -> None:
     worker, stranger = Worker(shard), Worker(shard, admitted=False)
+    assert share(stranger)["rows"] == NOT_ADMITTED, "it has been let in, as far as strangers are"
     with opened(memory_file(4096)) as fd:
         files = len(os.listdir("/proc/self/fd"))
         for _ in range(5):

@@ -30,6 +30,7 @@ def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- blocks
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1 << 30))
 def test_a_block_is_large_enough_and_not_much_larger(nbytes: int) -> None:
     size = block_bytes(nbytes)

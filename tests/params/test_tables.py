@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipper.params import TableSpec, frames, line
@@ -28,6 +28,7 @@ def tables(shards: Shards, **options: Any) -> Tables:
 # -- the same messages as the package's
 
 
+@settings(deadline=None)
 @given(
     st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
     st.tuples(*[st.integers(0, 2**64 - 1)] * 5),
