@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from clipper_core.status import Status, StatusError, bind_errors, error_for
 
 if TYPE_CHECKING:
     from tests.store.etcd_server import EtcdServer
+
+settings.register_profile("unhurried", deadline=None)  # a test asserts no time
+settings.load_profile("unhurried")
 
 PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
 BYSTANDERS = (

@@ -291,7 +291,7 @@ def test_the_page_does_not_jump_while_figures_come(page: Page, server: clipper.C
 def test_a_token_is_asked_for_kept_in_the_tab_and_never_in_a_url(page: Page) -> None:
     with clipper.start(http={"admin": "127.0.0.1:0", "token": "open sesame"}, **QUICK) as server:
         page.open(f"http://{server.admin_address}/dashboard")
-        page.until("document.querySelector('#token')")
+        page.until("document.activeElement.id === 'token'")
         page.write("wrong")
         page.press("Enter")
         page.until_text("does not know this token")

@@ -166,7 +166,7 @@ def test_a_container_that_takes_too_much_memory_says_so(server, engine, deploy) 
     handle = deploy("greedy", greedy, input="f64[1]", memory_mib=128, cache=False)
     assert handle.predict(np.zeros(1)).result(10) == 0.0
     with pytest.raises((ReplicaLost, NoReplica)):
-        handle.predict(np.ones(1)).result(20)
+        handle.predict(np.ones(1), slo_ms=60_000).result(60)
     until(lambda: any(row.get("restart_count") for row in server.stats()["models"]["greedy:1"]["replicas"]))
     details = [row.get("detail", "") for row in server.stats()["models"]["greedy:1"]["replicas"]]
     expected = "killed for memory (its limit, memory_mib, is 128)"

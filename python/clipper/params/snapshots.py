@@ -82,9 +82,23 @@ def part_of(folder: Path) -> Part | None:
         return None
 
 
+def folders_in(root: Path) -> Iterator[Path]:
+    """Of parts, sound or not. Other shards make and prune theirs meanwhile: what is gone when it is looked at is not there."""
+    for version in entries_of(root):
+        if _VERSION.fullmatch(version.name):
+            yield from (part for part in entries_of(version) if _PART.fullmatch(part.name))
+
+
+def entries_of(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def parts_in(root: Path) -> list[Part]:
     """All that are sound by their manifests, by number."""
-    found = [part_of(folder) for folder in root.glob("version-*/shard-*-of-*")]
+    found = [part_of(folder) for folder in folders_in(root)]
     return sorted(part for part in found if part is not None)
 
 
@@ -380,7 +394,7 @@ class Snapshots:
         mine = [part for part in parts_in(self.root) if (part.shard, part.shards) == (place.number, place.shards)]
         whole = [part.number for part in mine if not part.base]
         oldest = whole[-place.settings.snapshots_max :][:1] if len(whole) >= place.settings.snapshots_max else []
-        for folder in self.root.glob("version-*/*"):
+        for folder in folders_in(self.root):
             version, part = _VERSION.fullmatch(folder.parent.name), _PART.fullmatch(folder.name)
             if not oldest or version is None or part is None or int(version[1]) >= oldest[0]:
                 continue
