@@ -1,7 +1,11 @@
 """A server that serves and trains tables: its set of shards, what models declare, what reaches their containers."""
 
+import json
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,10 +19,12 @@ import clipper
 from clipper.config import load
 from clipper.errors import ConfigError, DeployFailed, DoesNotFit, InvalidInput, NotAllowed, ShardAway, TypeConflict, UnknownTable
 from clipper.params import Client, TableSpec
-from clipper.params.local import STANDING_BY, LocalSet, supervisor_of, told_in
+from clipper.params.local import STANDING_BY, LocalSet, supervisor_of
+from clipper.params.places import told_in
 from clipper.params.serving import ServedSet, settings_of
 from clipper.settings.params import ParamsSettings
 from clipper_container import Model, session_of
+from tests.params.conftest import TOKEN, Shards
 
 QUICK: dict[str, Any] = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
 PATIENCE_S = 60.0
@@ -121,6 +127,7 @@ def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
     app = server.app("killed", models=["after"], policy="stacking", slo_ms=30_000)
     asked(app, 70)
     os.kill(own(server).pids()[0], signal.SIGKILL)
+    assert server.params.pull("scores", [70]).tolist() == [[0]], "it came back with its tables"
     app.feedback(asked(app, 71), label=5.0)
     wait_until(lambda: asked(app, 71).output == 5)
 
@@ -228,6 +235,31 @@ def test_a_set_of_ones_own_ends_and_begins_with_the_server(tmp_path: Path) -> No
     assert told_in(tmp_path / "set")["settings"]["snapshot_s"] == 0
 
 
+SERVES = """
+import sys, time, clipper
+from clipper.params import TableSpec
+server = clipper.start(params=sys.argv[1])
+server.params.create(TableSpec("t", 1, initializer="zeros", optimizer="sgd", optimizer_settings={"rate": 1.0}))
+server.params.push("t", [1], [[-1.0]])
+print(server.params.call(0, "stats")["pid"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_takes_its_set_along_and_the_next_goes_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", SERVES, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        shard = os.pidfd_open(int(server.stdout.readline()))
+        server.kill()
+    assert select.select([shard], [], [], PATIENCE_S)[0], "nothing is left of it"
+    os.close(shard)
+    with clipper.start(params=str(tmp_path), **QUICK) as after:
+        assert after.stats()["params"]["own"]
+        assert after.params.pull("t", [1])[0, 0] == 1, "its shards heard of it, and took a snapshot"
+
+
 @pytest.mark.slow
 def test_a_set_that_runs_is_used_and_left_running(tmp_path: Path) -> None:
     running = LocalSet(ParamsSettings(folder=str(tmp_path), snapshot_s=0.0)).start()
@@ -247,6 +279,20 @@ def test_a_set_that_runs_is_used_and_left_running(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGCONT)
     finally:
         running.stop(snapshot=False)
+
+
+def test_a_set_that_an_engine_runs_elsewhere_is_used(shards: Shards) -> None:
+    shards.up(2)
+    told = {"addresses": shards.addresses, "token": TOKEN, "engine": "ray"}
+    (shards.root / "shards.json").write_text(json.dumps(told))
+    served = ServedSet(ParamsSettings(folder=str(shards.root), shards=2)).start(PATIENCE_S)
+    try:
+        assert not served.stats()["own"]
+        served.make("model 'm:1'", {"t": {"dim": 2}})
+        assert served.client.spec("t").dim == 2
+    finally:
+        served.stop()
+    assert all(server.ready.is_set() for server in shards.servers.values())
 
 
 def test_settings_are_what_is_said_else_what_the_folder_knows(tmp_path: Path) -> None:

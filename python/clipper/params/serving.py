@@ -14,8 +14,9 @@ from clipper.errors import AlreadyExists, ClipperError, ConfigError, InvalidInpu
 from clipper.params.client import Client
 from clipper.params.contexts import UserRows, check_context_table
 from clipper.params.line import addresses_in
-from clipper.params.local import LocalSet, snapshot_all, supervisor_of, told_in
+from clipper.params.local import LocalSet, snapshot_all, supervisor_of
 from clipper.params.observing import Observer
+from clipper.params.places import told_in
 from clipper.params.reading import SetReader, Stats
 from clipper.params.tables import TableSpec
 from clipper.settings.params import ParamsSettings
@@ -41,7 +42,7 @@ class ServedSet:
 
     def start(self, patience_s: float = PATIENCE_S) -> Self:
         """Until every shard serves. Raises ShardAway, ConfigError, DoesNotFit (the folder has another number of shards)."""
-        if not supervisor_of(self.folder):
+        if not (supervisor_of(self.folder) or told_in(self.folder).get("engine")):  # an engine: it runs them elsewhere
             try:
                 self._own = LocalSet(self.settings).start()
             except AlreadyExists:
