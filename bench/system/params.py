@@ -1,7 +1,7 @@
-"""The parameter server: rows pulled and pushed beside what memory allows, torch, numpy and a dict (--rows pull,push,feedback).
+"""The parameter server beside what memory allows, torch, numpy, a dict, gRPC, Redis and protobuf (--rows pull,push,small ...).
 
-Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all contenders in turn. Those over a
-socket are wall time, closed loop, 512 rows of 64 floats.
+Rows in memory are by the CPU time of one thread, batches of 4096 ids drawn anew each time, all contenders in turn; each is given
+what it looks by, ids or places, before the clock starts. Those over a socket are wall time, closed loop, 512 rows of 64 floats.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
-from bench.system import params_feedback, params_grpc, params_wire
+from bench.system import params_feedback, params_grpc, params_snapshot, params_training, params_wire
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
 
@@ -26,12 +27,14 @@ SOURCE = Path(__file__).with_name("rows_floor.c")
 NO_TORCH = "not measured: torch is not installed"
 NO_COMPILER = "not measured: no C compiler to build bench/system/rows_floor.c"
 Ids = np.ndarray[Any, np.dtype[np.int64]]
+Case = Callable[[Ids, Ids], object]  # (places, ids)
 
 
 def main(quick: bool = False, rows: Sequence[str] | None = None) -> list[Row]:
     groups: dict[str, Callable[[bool], list[Row]]] = {
-        "pull": pulls, "push": pushes, "wire": params_wire.rows, "memory": memory,
-        "feedback": params_feedback.rows, "grpc": params_grpc.rows,
+        "pull": pulls, "push": pushes, "small": small, "threads": threads, "memory": memory, "wire": params_wire.rows,
+        "feedback": params_feedback.rows, "grpc": params_grpc.rows, "snapshot": params_snapshot.rows,
+        "training": params_training.rows,
     }  # fmt: skip
     if rows and (unknown := [name for name in rows if name not in groups]):
         raise UnknownRows(f"no rows {unknown[0]!r}: {', '.join(groups)}")
@@ -59,23 +62,25 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
     by_id = {int(i): row for i, row in zip(world.ids[:20_000], world.weights, strict=False)} if dim == 64 else {}
     order = np.argsort(world.ids)
     sorted_ids = world.ids[order]
-    cases: dict[str, Callable[[Ids], object]] = {
-        "ours": lambda places: world.table.pull(world.ids[places], out=out),
-        "numpy.take, rows known": lambda places: np.take(world.weights, places, axis=0, out=out, mode="clip"),
-        "searchsorted and take": lambda places: np.take(
-            world.weights, order[np.searchsorted(sorted_ids, world.ids[places])], axis=0, out=out, mode="clip"
+    cases: dict[str, Case] = {
+        "ours": lambda _, ids: world.table.pull(ids, out=out),
+        "numpy.take, rows known": lambda places, _: np.take(world.weights, places, axis=0, out=out, mode="clip"),
+        "searchsorted and take": lambda _, ids: np.take(
+            world.weights, order[np.searchsorted(sorted_ids, ids)], axis=0, out=out, mode="clip"
         ),
     }
     if by_id:
-        cases["dict of arrays"] = lambda places: np.stack([by_id[i] for i in world.ids[places % 20_000].tolist()])
+        known = list(by_id)
+        cases["dict of arrays"] = lambda places, _: np.stack([by_id[known[i]] for i in (places % 20_000).tolist()])
     with floor() as kernel:
         if kernel is not None:
-            cases["limit: index line and row"] = lambda places: kernel.gather_by_lines(
-                _at(world.weights), dim, _at(world.lines), _at(places), len(places), _at(out)
+            beside = np.ones((n, world.table.width), np.float32)  # rows as the table has them, with their state
+            cases["limit: index line and row"] = lambda places, _: kernel.gather_by_lines(
+                _at(beside), dim, world.table.width, _at(world.lines), _at(places), len(places), _at(out)
             )
         if (torch := torch_module()) is not None:
             weights, into = torch.from_numpy(world.weights), torch.from_numpy(out)
-            cases["torch index_select, rows known"] = lambda places: torch.index_select(
+            cases["torch index_select, rows known"] = lambda places, _: torch.index_select(
                 weights, 0, torch.from_numpy(places), out=into
             )
         rates = world.rates(cases, 20 if quick else 60, 3 if quick else 7)
@@ -96,11 +101,11 @@ def pushes(quick: bool) -> list[Row]:
 def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[Row]:
     world = World(n, dim, optimizer)
     gradients = np.random.default_rng(1).standard_normal((BATCH, dim)).astype(np.float32)
-    cases: dict[str, Callable[[Ids], object]] = {"ours": lambda places: world.table.push(world.ids[places], gradients)}
+    cases: dict[str, Case] = {"ours": lambda _, ids: world.table.push(ids, gradients)}
     with floor() as kernel:
         if kernel is not None:
             moved = np.zeros((n, 2 * dim), np.float32)
-            cases["limit: read, change, write"] = lambda places: kernel.update(
+            cases["limit: read, change, write"] = lambda places, _: kernel.update(
                 _at(moved), dim, _at(places), len(places), _at(gradients)
             )
         if (torch := torch_module()) is not None:
@@ -114,16 +119,45 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
     return _beside(f"push, exact {optimizer}, dim {dim}", rates, goals)
 
 
-def _torch_step(torch: Any, weights: Any, optimizer: str, gradients: Any) -> Callable[[Ids], object]:
+def _torch_step(torch: Any, weights: Any, optimizer: str, gradients: Any) -> Case:
     parameter = torch.nn.Parameter(torch.from_numpy(weights))
     kinds = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
     steps, given = kinds[optimizer]([parameter], lr=0.01), torch.from_numpy(gradients)
 
-    def step(places: Ids) -> None:
+    def step(places: Ids, _: Ids) -> None:
         parameter.grad = torch.sparse_coo_tensor(torch.from_numpy(places)[None], given, parameter.shape, check_invariants=False)
         steps.step()
 
     return step
+
+
+def small(quick: bool) -> list[Row]:
+    """Few ids at once, where the call itself is what costs."""
+    world, few = World(50_000 if quick else 1_000_000, 64), 16
+    out = np.empty((few, 64), np.float32)
+    cases: dict[str, Case] = {
+        "ours": lambda _, ids: world.table.pull(ids, out=out),
+        "take": lambda places, _: np.take(world.weights, places, axis=0, out=out, mode="clip"),
+    }
+    took = world.rates(cases, 2000, 3 if quick else 7, few)
+    ours, take = (took[name].map(lambda rate: few / rate) for name in cases)
+    return [row(f"pull of {few} rows of 64 floats", ours, "us", "numpy.take, rows known", take, Goal("at_most", 1.5))]
+
+
+def threads(quick: bool) -> list[Row]:
+    """Two threads in one table, which take locks then, beside one, which does not. By what each does in its own CPU time."""
+    world, turns = World(50_000 if quick else 1_000_000, 64), 3 if quick else 7
+    gradients: Any = np.ones((BATCH, 64), np.float32)
+    cases: dict[str, Callable[[Any], object]] = {
+        "pull": world.table.pull,
+        "push": lambda ids: world.table.push(ids, gradients),
+    }
+    found = []
+    for name, run in cases.items():
+        both = {f"{count}": lambda count=count, run=run: world.together(run, count, 40 if quick else 150) for count in (1, 2)}
+        rates = interleave(both, turns)
+        found.append(row(f"{name}, two threads", rates["2"], "Mrow/s", "one thread", rates["1"], Goal("at_least", 1.7)))
+    return found
 
 
 def memory(quick: bool) -> list[Row]:
@@ -146,18 +180,40 @@ class World:
         self.lines = np.zeros((n, 8), np.int64)
         self.lines[:, 0] = np.arange(n)
 
-    def rates(self, cases: dict[str, Callable[[Ids], object]], batches: int, turns: int) -> dict[str, Sample]:
+    def together(self, run: Callable[[Any], object], count: int, batches: int) -> float:
+        """Millions of rows a second of CPU time, of all threads together."""
+        rates = [0.0] * count
+        ready = threading.Barrier(count)
+
+        def work(which: int) -> None:
+            draw = np.random.default_rng(which)
+            each = [self.ids[draw.integers(0, len(self.ids), BATCH)] for _ in range(batches)]
+            ready.wait()
+            begun = time.thread_time_ns()
+            for ids in each:
+                run(ids)
+            rates[which] = BATCH * batches / (time.thread_time_ns() - begun) * 1e3
+
+        pool = [threading.Thread(target=work, args=(which,)) for which in range(count)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        return sum(rates)
+
+    def rates(self, cases: dict[str, Case], batches: int, turns: int, batch: int = BATCH) -> dict[str, Sample]:
         """Millions of rows a second of CPU time: of each turn, the median batch."""
 
-        def measure(run: Callable[[Ids], object]) -> Callable[[], float]:
+        def measure(run: Case) -> Callable[[], float]:
             def once() -> float:
                 took = []
                 for _ in range(batches):
-                    places = self.draw.integers(0, len(self.ids), BATCH)
+                    places = self.draw.integers(0, len(self.ids), batch)
+                    ids = self.ids[places]
                     begun = time.thread_time_ns()
-                    run(places)
+                    run(places, ids)
                     took.append(time.thread_time_ns() - begun)
-                return BATCH / float(np.median(took)) * 1e3
+                return batch / float(np.median(took)) * 1e3
 
             return once
 
@@ -198,8 +254,8 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def gather_by_lines(self, rows: int, dim: int, lines: int, places: int, n: int, out: int) -> None:
-        self._call(self._library.gather_by_lines, rows, dim, lines, places, n, out)
+    def gather_by_lines(self, rows: int, dim: int, stride: int, lines: int, places: int, n: int, out: int) -> None:
+        self._call(self._library.gather_by_lines, rows, dim, stride, lines, places, n, out)
 
     def update(self, rows: int, dim: int, places: int, n: int, gradients: int) -> None:
         self._call(self._library.update, rows, dim, places, n, gradients)

@@ -69,8 +69,8 @@ def p50_us(ask: Ask, draw: Any, n: int) -> float:
 
 
 @contextmanager
-def process(kind: str) -> Iterator[str]:
-    running = subprocess.Popen([sys.executable, "-m", "bench.system.params_wire", kind], stdout=subprocess.PIPE, text=True)
+def process(kind: str, module: str = "bench.system.params_wire") -> Iterator[str]:
+    running = subprocess.Popen([sys.executable, "-m", module, kind], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     try:
         yield running.stdout.readline().strip()

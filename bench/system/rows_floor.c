@@ -19,17 +19,18 @@ void gather(const float *rows, int64_t dim, const int64_t *places, int64_t n, fl
     }
 }
 
-// The same, and the place of each row is read from a line of 64 bytes: lines[n_lines, 8], of which the first word is the place.
-void gather_by_lines(const float *rows, int64_t dim, const int64_t *lines, const int64_t *at_line, int64_t n, float *out) {
+// The same, and the place of each row is read from a line of 64 bytes: lines[n_lines, 8], of which the first word is the place. Rows
+// begin every `stride` floats: what lies between them is state that nobody reads.
+void gather_by_lines(const float *rows, int64_t dim, int64_t stride, const int64_t *lines, const int64_t *at_line, int64_t n, float *out) {
     int64_t places[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t end = at + BLOCK < n ? at + BLOCK : n;
         for (int64_t i = at; i < end; ++i) __builtin_prefetch(lines + 8 * at_line[i]);
         for (int64_t i = at; i < end; ++i) {
             places[i - at] = lines[8 * at_line[i]];
-            fetch(rows + places[i - at] * dim, dim);
+            fetch(rows + places[i - at] * stride, dim);
         }
-        for (int64_t i = at; i < end; ++i) memcpy(out + i * dim, rows + places[i - at] * dim, (size_t)dim * sizeof(float));
+        for (int64_t i = at; i < end; ++i) memcpy(out + i * dim, rows + places[i - at] * stride, (size_t)dim * sizeof(float));
     }
 }
 

@@ -425,6 +425,9 @@ cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float
     ended[0] = False
     _enter(rows)
     while not ended[0] and n + GATHER_MAX <= room and buckets < BATCH:
+        if buckets % BLOCK == BLOCK - 1:        # whoever waits to be alone waits for no more than these
+            rows.gate.leave(False)
+            _enter(rows)
         home = index_bucket(&rows.index, hash[0])
         bucket_lock(home)
         here = index_gather(&rows.index, hash[0], home, ids + n, at)

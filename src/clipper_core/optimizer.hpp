@@ -4,12 +4,14 @@
 // kernel is a plain loop that the compiler turns into vectors; -O2 of GCC 12 would not, hence the pragma; nor a root that may set
 // errno, hence -fno-math-errno in setup.py, which no pragma can say; std::sqrt, compiled without the pragma, would be a call for
 // each element, hence builtins. No fast-math: a NaN is looked for before a row is touched, and what a kernel computes must not
-// depend on how its loop was cut, nor on the machine.
+// depend on how its loop was cut, nor on the machine. What overflows stays at the largest float: a weight or a state that is infinite
+// would be a NaN at the next step, and could be neither replicated nor restored.
 //
 // Sources: momentum and Nesterov as Sutskever et al. 2013 in the form of PyTorch; Adagrad, Duchi et al. 2011; Adam, Kingma and
 // Ba 2015; AMSGrad, Reddi et al. 2018; FTRL-Proximal, McMahan et al. 2013, Algorithm 1.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -66,6 +68,8 @@ CLIPPER_KERNEL float within(float g, float bound) {
     return g > bound ? bound : g;
 }
 
+CLIPPER_KERNEL float finite(float x) { return within(x, FLT_MAX); }
+
 inline float norm_within(Gradient g, float bound, std::uint64_t n) {  // of the elements once they are clipped
     float lanes[8] = {}, sum = 0.0f;
     std::uint64_t i = 0;
@@ -79,45 +83,45 @@ inline float norm_within(Gradient g, float bound, std::uint64_t n) {  // of the 
 // -- the rules ---------------------------------------------------------------------------------------------------------
 
 CLIPPER_KERNEL float told(bool clips, const Rule& r, const Stride& s, float g, float w) {
-    if (clips) g = within(g, r.clip_value) * s.gradient;
-    return g + r.l2 * w;
+    if (clips) g = finite(within(g, r.clip_value)) * s.gradient;
+    return finite(g + r.l2 * w);
 }
 
 CLIPPER_KERNEL void sgd(bool clips, const Rule& r, const Stride& s, Floats w, Gradient g, std::uint64_t n) {
-    for (std::uint64_t i = 0; i < n; ++i) w[i] -= s.rate * told(clips, r, s, g[i], w[i]);
+    for (std::uint64_t i = 0; i < n; ++i) w[i] = finite(w[i] - s.rate * told(clips, r, s, g[i], w[i]));
 }
 
 CLIPPER_KERNEL void momentum(
     bool clips, bool nesterov, const Rule& r, const Stride& s, Floats w, Floats v, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
-        const float vi = r.momentum * v[i] + gi;
+        const float vi = finite(r.momentum * v[i] + gi);
         v[i] = vi;
-        w[i] -= s.rate * (nesterov ? gi + r.momentum * vi : vi);
+        w[i] = finite(w[i] - s.rate * (nesterov ? gi + r.momentum * vi : vi));
     }
 }
 
 CLIPPER_KERNEL void adagrad(bool clips, const Rule& r, const Stride& s, Floats w, Floats a, Gradient g, std::uint64_t n) {
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
-        const float ai = a[i] + gi * gi;
+        const float ai = finite(a[i] + gi * gi);
         a[i] = ai;
-        w[i] -= s.rate * gi / (__builtin_sqrtf(ai) + r.eps);
+        w[i] = finite(w[i] - s.rate * gi / (__builtin_sqrtf(ai) + r.eps));
     }
 }
 
 CLIPPER_KERNEL void adam(
     bool clips, bool keeps_top, const Rule& r, const Stride& s, Floats w, Floats m, Floats v, Floats top, Gradient g, std::uint64_t n) {
-    const float rate = s.rate * s.first;
+    const float rate = finite(s.rate * s.first);
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, r, s, g[i], w[i]);
-        const float mi = m[i] + (1.0f - r.beta1) * (gi - m[i]);
-        const float vi = r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi;
+        const float mi = finite(m[i] + (1.0f - r.beta1) * (gi - m[i]));
+        const float vi = finite(r.beta2 * v[i] + (1.0f - r.beta2) * gi * gi);
         m[i] = mi;
         v[i] = vi;
         float under = vi;
         if (keeps_top) top[i] = under = top[i] > vi ? top[i] : vi;
-        w[i] -= rate * mi / (__builtin_sqrtf(under) * s.second + r.eps);
+        w[i] = finite(w[i] - rate * mi / (__builtin_sqrtf(under) * s.second + r.eps));
     }
 }
 
@@ -128,13 +132,13 @@ CLIPPER_KERNEL void ftrl(bool clips, const Rule& r, const Stride& s, Floats w, F
     for (std::uint64_t i = 0; i < n; ++i) {
         const float gi = told(clips, plain, s, g[i], w[i]);
         const float before = __builtin_sqrtf(n2[i]);
-        const float ni = n2[i] + gi * gi, after = __builtin_sqrtf(ni);
-        const float zi = z[i] + gi - (after - before) * per_rate * w[i];
+        const float ni = finite(n2[i] + gi * gi), after = __builtin_sqrtf(ni);
+        const float zi = finite(finite(z[i] + gi) - finite(finite((after - before) * per_rate) * w[i]));
         n2[i] = ni;
         z[i] = zi;
         const float beyond = __builtin_fabsf(zi) - r.l1;
         const float pulled = -__builtin_copysignf(beyond, zi) / ((r.beta + after) * per_rate + r.l2);
-        w[i] = beyond > 0.0f ? pulled : 0.0f;
+        w[i] = beyond > 0.0f ? finite(pulled) : 0.0f;
     }
 }
 

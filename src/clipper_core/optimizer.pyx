@@ -24,13 +24,16 @@ _SLOTS = {
     "sgd": (), "momentum": ("velocity",), "nesterov": ("velocity",), "adagrad": ("squares",), "adam": ("mean", "squares"),
     "amsgrad": ("mean", "squares", "largest"), "ftrl": ("squares", "linear"),
 }
+cdef double LEAST = 1.17549435e-38, LARGEST = 3.4028234e38     # normal floats
+cdef float BELOW_ONE = 0.99999994
+
 _POSITIVE = ("rate", "clip_value", "clip_norm")   # the others may be zero
 _BELOW_ONE = ("momentum", "beta1", "beta2")
 
 
 cdef Stride stride_of(const Rule* rule, u64 t, double scale) noexcept nogil:
     cdef Stride step
-    step.rate = <float> (rule.rate * scale)
+    step.rate = <float> min(max(rule.rate * scale, LEAST), LARGEST)
     step.first = step.second = step.gradient = 1.0
     if rule.slots >= 2 and rule.beta2 > 0.0:
         step.first = <float> (1.0 / (1.0 - pow(rule.beta1, <double> t)))
@@ -71,7 +74,8 @@ cdef class Optimizer:
         self.rule.slots = len(_SLOTS[name])
         get = self.settings.get
         self.rule.rate, self.rule.momentum = get("rate"), get("momentum", 0.0)
-        self.rule.beta1, self.rule.beta2, self.rule.eps = get("beta1", 0.0), get("beta2", 0.0), get("eps", 0.0)
+        self.rule.beta1, self.rule.beta2 = min(<float> get("beta1", 0.0), BELOW_ONE), min(<float> get("beta2", 0.0), BELOW_ONE)
+        self.rule.eps = max(<float> get("eps", 0.0), <float> LEAST)   # nothing is divided by zero
         self.rule.l1, self.rule.l2, self.rule.beta = get("l1", 0.0), get("l2"), get("beta", 0.0)
         self.rule.start, self.rule.clip_value, self.rule.clip_norm = get("start", 0.0), get("clip_value"), get("clip_norm")
 

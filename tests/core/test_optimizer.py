@@ -113,6 +113,21 @@ def test_a_million_random_steps_leave_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("key", ["plain", "rate 1e30", "rate 1e-38", "l2 1e20", "clip_norm 1", "clip_value 1e30", "eps 0"])
+def test_numbers_stay_finite_whatever_comes(name: str, key: str) -> None:
+    setting, _, value = key.partition(" ")
+    more = {setting: float(value)} if setting in Optimizer.SETTINGS[name] else {}
+    largest = np.finfo(np.float32).max
+    draw, optimizer = np.random.default_rng(8), Optimizer(name, **more)
+    w, state = draw.standard_normal(500).astype(np.float32), optimizer.state(500)
+    extremes = np.array([largest, -largest, 1e-45, -1e-45, 1e20, -1e20, 0.0, 1.0], np.float32)
+    for t in range(1, 200):
+        optimizer.step(w, state, draw.choice(extremes, 500), t, float(draw.choice([1.0, 1e-30, 1e30])))
+        assert np.isfinite(w).all()
+        assert np.isfinite(state).all(), "a replica would refuse it"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_zero_gradient_at_the_start_changes_nothing(name: str) -> None:
     optimizer = Optimizer(name)
     w = np.zeros(9, np.float32)

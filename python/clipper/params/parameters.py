@@ -125,10 +125,10 @@ class Parameters:
         variables = (self.dense.variables[int(i)] for i in changed.get(DENSE, ()))
         return rows + sum(v.value.nbytes + v.state.nbytes for v in variables)
 
-    def chunks(self, changed: Mapping[int, Ids]) -> Iterator[dict[int, Ids]]:
-        """The same ids, some at a time."""
+    def chunks(self, changed: Mapping[int, Ids], nbytes: int = 0) -> Iterator[dict[int, Ids]]:
+        """The same ids, some at a time. nbytes: of their rows; 0: of a piece."""
         for number, ids in changed.items():
-            each = 1 if number == DENSE else max(1, PIECE_BYTES // (4 * self.tables[number].width))
+            each = 1 if number == DENSE else max(1, (nbytes or PIECE_BYTES) // (4 * self.tables[number].width))
             for at in range(0, ids.size, each):
                 yield {number: ids[at : at + each]}
 

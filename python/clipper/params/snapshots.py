@@ -2,11 +2,12 @@
 
 A part is written under another name, flushed, and renamed when it is whole, so a torn one is never taken for one; the manifest
 says how long the file is and what its checksum is, so one that a disk has spoiled is noticed. Rows are written beside pushes, and
-what changed meanwhile after them; the last of it, a few megabytes at most, while pushes wait, together with the version and the
+what changed meanwhile after them; the last of it, a megabyte as a rule, while pushes wait, together with the version and the
 pushes seen: a part is its shard as it was at that one moment. The deltas after a whole part have the rows that changed since, and
 the ids that are gone, be it that they expired or that they had to go for others.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -16,24 +17,33 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.frames import packed, unpacked
 from clipper.params.line import Line
-from clipper.params.parameters import Piece
+from clipper.params.parameters import Ids, Piece
 from clipper.params.recovery import Source, synced, written
-from clipper.params.replication import STILL_BYTES_MAX, asked, still
+from clipper.params.replication import asked, still
+from clipper_core.shard_door import ShardDoor, each_once
 
 log = logging.getLogger("clipper.params")
 FORMAT = 1
 SLOT = 7  # of the shard's log: rows changed since the last snapshot
 ROUNDS_MAX = 8
+SLOW_ROUND = 2  # from this one on pushes wait while a piece is read
+SLOW_TURN = 32  # after so many in a row they wait for each
+LAST_BYTES_MAX = 1 << 20  # that pushes wait for at once: well below a millisecond
+KEPT_BYTES_MAX = 256 << 20  # of changes, read and not yet written
+DRAINED_IDS = 1 << 16  # at once; a push that comes meanwhile waits for some tens of microseconds
+DIRTY_IDS_MAX = 1 << 22
 SNAPSHOT_S = 600.0  # that another shard may take for one
 BLOCK = struct.Struct("<QII")  # bytes, crc32, nothing
 FILE, MANIFEST = "pieces.bin", "manifest.json"
@@ -234,6 +244,43 @@ class PartWriter:
         shutil.rmtree(self._new, ignore_errors=True)
 
 
+class Dirty:
+    """Ids that have changed, by table. Threads: one at a time."""
+
+    def __init__(self) -> None:
+        self._each: dict[int, list[Ids]] = {}
+        self._count = 0
+
+    def add(self, changed: Mapping[int, Ids]) -> None:
+        for number, ids in changed.items():
+            self._each.setdefault(number, []).append(ids)
+            self._count += ids.size
+        if self._count > DIRTY_IDS_MAX:
+            self._each = {number: [ids] for number, ids in self.take().items()}
+
+    def take(self) -> dict[int, Ids]:
+        """All of them, each once; and forget them."""
+        found = {number: each_once(np.concatenate(some)) for number, some in self._each.items()}
+        self._each, self._count = {}, 0
+        return found
+
+
+@contextlib.contextmanager
+def _slowed(door: ShardDoor) -> Iterator[None]:
+    """Pushes wait; then they have as long for themselves."""
+    with still(door):
+        began_s = time.monotonic()
+        yield
+        took_s = time.monotonic() - began_s
+    time.sleep(took_s)
+
+
+def _flush(pieces: list[Piece], writer: PartWriter) -> None:
+    for piece in pieces:
+        writer.add(piece)
+    pieces.clear()
+
+
 class Snapshots:
     """Those of one shard. Threads: its own; ask, stats: any.
 
@@ -246,6 +293,7 @@ class Snapshots:
         self._due = threading.Condition()
         self._closed = False
         self._deltas = 0
+        self._dirty = Dirty()
         self._follows = False
         self._last: Part | None = None
         self._said: Piece = {"taken": 0, "failed": 0, "last": 0, "at_us": 0, "nbytes": 0, "seconds": 0.0, "error": ""}
@@ -349,9 +397,11 @@ class Snapshots:
         try:
             if base is None:
                 door.follow(SLOT)
+                self._dirty = Dirty()
                 self._follows = True
                 for piece in parameters.pieces():
                     writer.add(piece)
+                    self._drain()
             self._catch_up(writer)
             part = writer.finish(base=base.number if base else 0, epoch=door.epoch, version=self._version)
         except BaseException:
@@ -369,24 +419,48 @@ class Snapshots:
         self._follows = False
 
     def _catch_up(self, writer: PartWriter) -> None:
-        """What has changed since; the last of it while pushes wait."""
+        """What has changed since; the last of it while pushes wait.
+
+        A disk may take longer for it than pushes take to change it again, so what fits is read into memory and written at the
+        end: each round is shorter than the one before. Where that is not enough, pushes are slowed: they wait for every piece.
+        """
         door, parameters = self._shard.door, self._shard.parameters
+        kept, size, before = list[Piece](), 0, 0
         for round_ in range(ROUNDS_MAX + 1):
-            with still(door):
-                found = door.changed(SLOT)
-                if found is None:
-                    raise StoreError("too much changed meanwhile to keep count of it.", hint="The next snapshot is a whole one.")
-                changed = found[1]
-                small = parameters.size_of(changed) <= STILL_BYTES_MAX or round_ == ROUNDS_MAX
-                if small:
-                    self._version = door.version
-                    piece = {**parameters.shape(), **parameters.of(changed), "version": door.version, "seen": door.pushes_seen()}
-            if small:
-                writer.add(piece)
-                return
-            writer.add({"tables": parameters.shape()["tables"]})
-            for chunk in parameters.chunks(changed):
-                writer.add(parameters.of(chunk))
+            self._drain()
+            changed = self._dirty.take()
+            nbytes = parameters.size_of(changed)
+            if nbytes <= LAST_BYTES_MAX or round_ == ROUNDS_MAX or (round_ > SLOW_ROUND and nbytes > 0.8 * before):
+                break
+            size, before = size + nbytes, nbytes
+            kept.append({"tables": parameters.shape()["tables"]})
+            for chunk in parameters.chunks(changed, LAST_BYTES_MAX):
+                with _slowed(door) if round_ >= SLOW_ROUND else contextlib.nullcontext():
+                    kept.append(parameters.of(chunk))
+                if size > KEPT_BYTES_MAX:
+                    _flush(kept, writer)
+        with still(door):
+            self._drain(still=True)
+            self._dirty.add(changed)
+            self._version = door.version
+            last = parameters.of(self._dirty.take())
+            piece = {**parameters.shape(), **last, "version": self._version, "seen": door.pushes_seen()}
+        _flush(kept, writer)
+        writer.add(piece)
+
+    def _drain(self, *, still: bool = False) -> None:
+        """What has changed so far, from the log: some at a time, so that no push waits for all of it; pushes that come faster
+        than they are counted are slowed. still: they wait as it is. Raises StoreError."""
+        door = self._shard.door
+        until, position, turn = door.position, -1, 0
+        while position < until:
+            turn += 1
+            with _slowed(door) if turn > SLOW_TURN and not still else contextlib.nullcontext():
+                found = door.changed(SLOT, DRAINED_IDS)
+            if found is None:
+                raise StoreError("too much changed meanwhile to keep count of it.", hint="The next snapshot is a whole one.")
+            position = found[0]
+            self._dirty.add(found[1])
 
     def _prune(self) -> None:
         """What is older than the oldest whole part that is kept."""

@@ -1,0 +1,158 @@
+"""A snapshot of a shard under pushes, beside how the design's forerunner keeps one: a dict of arrays, protobuf, a file.
+
+Ours is a process; what it writes has the optimizer's state, checksums, and is on disk when it says so. The other has the weights
+alone, and leaves them in the page cache. `python -m bench.system.params_snapshot FOLDER` is the process.
+"""
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Goal, Row, Sample, absent, interleave, row
+from bench.system.params_wire import TOKEN, messages, process
+from bench.system.store_servers import free_ports
+
+DIM, BATCH, PUSHED = 64, 4096, 512
+NAME = "bench"
+
+
+def rows(quick: bool = False) -> list[Row]:
+    n, turns = (10_000, 2) if quick else (200_000, 5)
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder, ours(folder) as client:
+        fill(client, n)
+        pushing = Pushing(client.lines[0].name, client, n)
+        cases = {"ours": lambda: snapshot_s(client), "ours, beside pushes": lambda: pushing.beside(lambda: snapshot_s(client))}
+        missing = ""
+        try:
+            messages()
+            table = dict(enumerate(np.ones((n, DIM), np.float32)))
+            cases["dict, protobuf, file"] = lambda: forerunner_s(table, Path(folder, "forerunner"))
+        except ImportError as error:
+            missing = f"not measured: {error}"
+        found = interleave(cases, turns)
+        quiet = pushing.alone(max(sum(found["ours, beside pushes"].values), 0.5))
+        nbytes = client.call(0, "stats")["tables"][NAME]["nbytes"] / 1e6
+    peer, goal = "dict, protobuf, file", Goal("at_most", 0.2)
+    note = f"{n} rows of {DIM} floats, {nbytes:.0f} MB with their state, on disk"
+    whole = f"snapshot of {n} rows"
+    if peer in found:
+        first = row(whole, found["ours"], "s", peer, found[peer], goal, note=note)
+    else:
+        first = absent(whole, "s", missing, peer, goal)
+    during = Sample(tuple(pushing.took_ms))
+    pushed = f"push of {PUSHED} rows beside a snapshot, p99"
+    longest = f"{len(during.values)} pushes, the longest {max(during.values):.1f} ms; without {max(quiet.values):.1f}"
+    return [
+        first,
+        row(f"{whole}, beside pushes", found["ours, beside pushes"], "s", "nobody pushes", found["ours"]),
+        row(pushed, p99(during), "ms", "no snapshot", p99(quiet), Goal("value_at_most", 10), note=longest),
+    ]
+
+
+def p99(sample: Sample) -> float:
+    return float(np.percentile(sample.values, 99))
+
+
+# -- ours
+
+
+@contextmanager
+def ours(folder: str) -> Iterator[Any]:
+    from clipper.params import Client
+
+    with process(folder, "bench.system.params_snapshot") as address, Client([address], token=TOKEN, answer_s=120.0) as client:
+        yield client
+
+
+def fill(client: Any, n: int) -> None:
+    from clipper.params import TableSpec
+
+    client.create(TableSpec(NAME, DIM))
+    ones: Any = np.ones((BATCH, DIM), np.float32)
+    for at in range(0, n, BATCH):
+        ids = np.arange(at, min(at + BATCH, n))
+        client.push(NAME, ids, ones[: ids.size])
+
+
+def snapshot_s(client: Any) -> float:
+    begun = time.perf_counter()
+    client.call(0, "snapshot", whole=True)
+    return time.perf_counter() - begun
+
+
+class Pushing:
+    """Another client, which pushes rows of all, one push after the other."""
+
+    def __init__(self, name: str, client: Any, n: int) -> None:
+        from clipper.params import Client
+
+        self._client = Client([client._addresses[0]], token=TOKEN)
+        self._n, self._draw = n, np.random.default_rng(3)
+        self._gradients: Any = np.ones((PUSHED, DIM), np.float32)
+        self.took_ms: list[float] = []
+
+    def _push(self, took_ms: list[float]) -> None:
+        ids = self._draw.integers(0, self._n, PUSHED)
+        begun = time.perf_counter()
+        self._client.push(NAME, ids, self._gradients)
+        took_ms.append((time.perf_counter() - begun) * 1e3)
+
+    def alone(self, seconds: float) -> Sample:
+        took_ms: list[float] = []
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            self._push(took_ms)
+        return Sample(tuple(took_ms))
+
+    def beside(self, work: Any) -> float:
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.is_set():
+                self._push(self.took_ms)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            return float(work())
+        finally:
+            ended.set()
+            thread.join()
+
+
+def serve(folder: str) -> None:
+    from clipper.params.server import ShardServer
+    from clipper.params.shard import Place
+    from clipper.settings.params import ParamsSettings
+
+    (port,) = free_ports(1)
+    address = f"tcp:127.0.0.1:{port}"
+    settings = ParamsSettings(shards=1, snapshot_s=0.0, snapshots_max=1)
+    server = ShardServer(Place(0, (address,), settings, TOKEN, Path(folder, "shard-0"))).start()
+    server.ready.wait(20)
+    print(address, flush=True)
+    server.wait()
+
+
+# -- the forerunner's way
+
+
+def forerunner_s(table: dict[int, Any], path: Path) -> float:
+    """ElasticDL's: values gathered from a dict, put into a message, and that into a file."""
+    _, tensor = messages()
+    begun = time.perf_counter()
+    values = np.stack(list(table.values()))
+    said = tensor(name=NAME, data_type=1, dim=values.shape, content=values.tobytes(), indices=table)
+    path.write_bytes(said.SerializeToString())
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
