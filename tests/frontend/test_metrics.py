@@ -295,7 +295,7 @@ def of_params() -> Samples:
     """tests/params/test_stats.py has what real shards say."""
     came, went = ("rows", "nbytes", "pulled", "missed", "applied", "made"), ("unadmitted", "refused", "evicted", "expired")
     table = dict.fromkeys((*came, *went), 1)
-    door = dict.fromkeys(("epoch", "version", "connections", "pulls", "pushes", "repeated"), 1)
+    door = dict.fromkeys(("epoch", "version", "connections", "shared_bytes", "pulls", "pushes", "repeated"), 1)
     whole = dict.fromkeys(("shard", "ready", "exposed", "nbytes", "resident_bytes", "variables", "model_pushes"), 1)
     snapshots = {"taken": 1, "failed": 0, "at_us": 1, "nbytes": 9, "seconds": 0.5}
     more = {"recovery": {"seconds": 0.5}, "refused": {"full": 1}, "lags": {"buckets": [[2, 1]], "sum": 2}, "snapshots": snapshots}

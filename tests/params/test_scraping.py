@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def busy(shards: Shards) -> Shards:
     client = shards.up(2, replicas=1).client()
     client.create(TableSpec("users", 3))
     client.push("users", [1, 2, 3, 4], ones((4, 3)))
-    client.pull("users", [1, 2, 9])
+    client.pull("users", [1, 2, 3, 9])
     (shards.root / "shards.json").write_text(json.dumps({"addresses": shards.addresses, "token": TOKEN}))
     return shards
 
@@ -60,7 +61,9 @@ def test_a_set_is_scraped(page: MetricsPage, busy: Shards) -> None:
     assert missed == [("0", "0"), ("1", "1")]
     assert text.count("# TYPE clipper_params_rows gauge") == 1
     busy.end(0, snapshot=False)
-    assert 'clipper_params_shard_up{shard="0"} 0' in get(page)[1].decode()
+    text = get(page)[1].decode()
+    assert 'clipper_params_shard_up{shard="0"} 0' in text
+    assert 'clipper_params_rows{table="users",shard="1"} 2' in text, "the others are as they were"
     assert get(page, "/")[0] == 404
     assert get(page, Origin="http://evil.example")[0] == 403
     (busy.root / "shards.json").unlink()
@@ -73,6 +76,48 @@ def test_promtool_finds_nothing(page: MetricsPage) -> None:
         pytest.skip("no promtool on this machine: apt-get install prometheus")
     done = subprocess.run([promtool, "check", "metrics"], input=get(page)[1], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+SILENT = "0x40"  # forty minutes
+FIRES = {  # alert -> the series that make it fire after half an hour, by the minute
+    "ClipperParamsShardAway": [('clipper_params_shard_up{shard="1", instance="a"}', SILENT)],
+    "ClipperParamsShardRestarts": [('clipper_params_epoch{shard="1", instance="a"}', "1+1x40")],
+    "ClipperParamsExposed": [('clipper_params_shard_exposed{shard="1", instance="a"}', "1x40")],
+    "ClipperParamsReplicaBehind": [('clipper_params_replica_lag_seconds{shard="1", replica="2", instance="a"}', "31x40")],
+    "ClipperParamsSnapshotsFail": [
+        ('clipper_params_snapshots_total{shard="1", outcome="failed", instance="a"}', "0x25 1x15"),
+    ],
+    "ClipperParamsRefuses": [('clipper_params_refused_total{shard="1", reason="too_stale", instance="a"}', "0+90x40")],
+    "ClipperParamsSkewed": [
+        (f'clipper_params_pulled_rows_total{{table="t", shard="{i}", outcome="hit", instance="a"}}', f"0+{more}x40")
+        for i, more in enumerate((9000, 9, 9, 9))
+    ],
+}
+
+
+@pytest.mark.parametrize("alert", FIRES)
+def test_an_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
+    """And when all is as it should be, none does."""
+    promtool = shutil.which("promtool", path=PATH)
+    if promtool is None:
+        pytest.skip("no promtool on this machine: apt-get install prometheus")
+    (tmp_path / "alerts.yml").write_text((files("clipper.metrics") / "alerts.yml").read_text())
+    quiet = [
+        ('clipper_params_shard_up{shard="0", instance="a"}', "1x40"), ('clipper_params_epoch{shard="0", instance="a"}', "3x40"),
+        ('clipper_params_shard_ready{shard="0", instance="a"}', "1x40"), ("clipper_build_info", "1x40"),
+        ('clipper_params_refused_total{shard="0", reason="not_ready", instance="a"}', "0+90x40"),
+        ('clipper_params_replica_lag_seconds{shard="0", replica="1", instance="a"}', "2x40"),
+        ('clipper_params_snapshots_total{shard="0", outcome="ok", instance="a"}', "0+1x40"),
+    ]  # fmt: skip
+    series = [{"series": name, "values": values} for name, values in [*quiet, *FIRES[alert]]]
+    found = 'sort(count by (alertname) (ALERTS{alertstate="firing"}))'
+    fires = [{"labels": f'{{alertname="{alert}"}}', "value": 1}]
+    asked = [{"expr": found, "eval_time": "40m", "exp_samples": fires}]
+    tests = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m",
+             "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]}  # fmt: skip
+    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    done = subprocess.run([promtool, "test", "rules", str(tmp_path / "tests.yml")], capture_output=True, timeout=60, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_where_it_cannot_be(page: MetricsPage) -> None:
@@ -121,7 +166,7 @@ def words(*more: str) -> str:
 def test_a_person_sees_what_shards_have_and_do(busy: Shards) -> None:
     folder = ["--folder", str(busy.root)]
     told = words("ps", *folder)
-    assert re.search(r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +50\.0% +1 +\d+ +0, 0\.0 s +none", told, re.M), told
+    assert re.search(r"^ +1 +serves +\d+ +\d+ +2 +\S+ +1 +66\.7% +1 +\d+ +0, 0\.0 s +none", told, re.M), told
     found = json.loads(words("ps", "--json", *folder))
     assert found["shards"][1]["tables"]["users"]["missed"] == 1
     assert re.search(r'^clipper_params_rows\{table="users",shard="1"\} 2$', words("metrics", *folder), re.M)

@@ -78,6 +78,8 @@ def test_rows_are_counted_by_what_became_of_them(shards: Shards, by_call: bool) 
         pulled, missed, applied, len(known), len(known),
     ]  # fmt: skip
     assert 0 < missed < pulled
+    hits = [samples(found).get("clipper_params_pulled_rows_total", "t", shard, "hit") for shard in "01"]
+    assert hits == [one["tables"]["t"]["pulled"] - one["tables"]["t"]["missed"] for one in found]
     assert (sum(one["model_pushes"] for one in found) > 0) == by_call
     assert (sum(one["door"]["pushes"] for one in found) > 0) != by_call
 
@@ -128,6 +130,21 @@ def test_how_old_gradients_were(shards: Shards, by_call: bool) -> None:
     (found,) = read(shards)
     assert snapshot_of(found["lags"]["buckets"], found["lags"]["sum"]) == twin.snapshot()
     assert found["refused"]["too_stale"] == sum(n for low, _, n in twin.snapshot().buckets() if low > 3) > 0
+
+
+def test_steps_of_several_workers_are_counted(shards: Shards) -> None:
+    """Two pushes make a step, which takes the rows of both; the last is of a version that is gathered no more."""
+    shards.up(1, mode="sync", grads_to_wait=2)
+    client, other = shards.client(), shards.client()
+    client.create(SPEC)
+    for version in (0, 1):
+        client.push_gradients(rows={"t": ([1, 2], ones((2, 3)))}, versions=[version])
+        other.push_gradients(rows={"t": ([2, 3], ones((2, 3)))}, versions=[version])
+    assert not client.push_gradients(rows={"t": ([1], ones((1, 3)))}, versions=[1])["accepted"]
+    (found,) = read(shards)
+    assert (found["model_pushes"], found["tables"]["t"]["applied"], found["tables"]["t"]["made"]) == (4, 6, 3)
+    assert found["lags"] == {"buckets": [[0, 2], [1, 1]], "sum": 1}
+    assert found["refused"]["too_stale"] == 1
 
 
 def test_refusals_are_counted_by_their_reason(shards: Shards) -> None:

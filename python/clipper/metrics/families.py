@@ -184,6 +184,7 @@ _TABLE: Final = (
     Family("clipper_params_resident_bytes", "gauge", _SHARD, "Resident memory of its process."),
     Family("clipper_params_variables", "gauge", _SHARD, "Dense variables."),
     Family("clipper_params_connections", "gauge", _SHARD, "Workers, models and shards connected."),
+    Family("clipper_params_shared_bytes", "gauge", _SHARD, "Memory of workers and models on its host that rows are written to."),
     Family("clipper_params_rows", "gauge", _TABLE_OF, "Rows of a table."),
     Family("clipper_params_table_bytes", "gauge", _TABLE_OF, "Memory of a table."),
     Family("clipper_params_pulls_total", "counter", _SHARD, "Pulls of rows answered."),

@@ -15,6 +15,7 @@ _OF_SHARD: Final = (
 )  # fmt: skip
 _OF_DOOR: Final = (
     ("epoch", "clipper_params_epoch"), ("version", "clipper_params_version"), ("connections", "clipper_params_connections"),
+    ("shared_bytes", "clipper_params_shared_bytes"),
     ("pulls", "clipper_params_pulls_total"), ("pushes", "clipper_params_pushes_total"),
     ("repeated", "clipper_params_pushes_repeated_total"),
 )  # fmt: skip
