@@ -1,7 +1,7 @@
 """A shard by the design document's gRPC service, beside a bare grpcio service with the same messages, and its own protocol.
 
-The bare one is synchronous, with two threads over an array whose row numbers are known, and sends the ids back; the shard's looks
-rows up by their ids, checks that they and the token are right, and sends no ids.
+The bare one is synchronous, with two threads over an array whose row numbers are known, and sends the ids back; the shard's asks
+its own loop, which looks rows up by their ids, checks that they and the token are right, and sends no ids.
 
 `python -m bench.system.params_grpc` is the shard as a process: it prints both addresses, and serves until it is killed.
 """

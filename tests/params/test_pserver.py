@@ -19,7 +19,7 @@ from clipper.params import TableSpec
 from clipper.params.partition import shard_of_name
 from clipper.params.tables import optimizer_in
 from clipper.settings.params import ParamsSettings, grpc_address
-from tests.params.conftest import TOKEN, Shards, ones
+from tests.params.conftest import TOKEN, Shards, ones, until
 from tests.params.document import PATIENCE_S, Shard, array, document, tensor
 
 ON = {"grpc": "127.0.0.1:0", "grpc_optimizer": "sgd rate=1"}
@@ -110,6 +110,8 @@ def test_a_model_is_pushed_pulled_and_trained(fronts: Fronts) -> None:
     halves = shard.pull_embedding_vector(name="users", ids=[9], metadata={"dtype": "f16"})
     assert array(halves).tolist() == [[-2] * 3]
     assert list(shard.pull_embedding_vector(name="items").dim) == [0, 2]
+    counted = fronts.shards.servers[0].shard.door.counts.table(0)
+    assert (counted["pulled"], counted["missed"]) == (7, 4), "as by the other door"
     assert fronts.shards.client().pull("users", [9]).tolist() == [[-2] * 3], "the same rows by the other door"
 
 
@@ -265,6 +267,9 @@ def test_a_replica_is_asked_for(fronts: Fronts) -> None:
         order = np.argsort(rows["t"].indices)
         assert array(rows["t"])[order].tolist() == np.arange(20).reshape(10, 2).tolist()
         assert (list(rows["s"].indices), array(rows["s"]).tolist()) == ([8], [[5]])
+    fronts.shards.servers[1].shard.door.ready = False
+    assert len(two.get_replica(replica_index=0).embedding_vectors) == 2, "others recover by it"
+    fronts.shards.servers[1].shard.door.ready = True
     code, text, _ = two.refused("get_replica", replica_index=1)
     assert (code, "Those of shard 1 are in 0" in text) == ("INVALID_ARGUMENT", True)
     assert two.refused("get_replica", replica_index=9)[0] == "INVALID_ARGUMENT"
@@ -348,8 +353,8 @@ def test_pushes_that_wait_when_the_shard_ends_are_told(fronts: Fronts) -> None:
     said: list[Any] = []
     thread = threading.Thread(target=lambda: said.append(one.refused("push_gradient", gradients=[tensor("t", [[1.0]], [0])])))
     thread.start()
-    while fronts.shards.servers[0].shard.door.position < 3:  # taken: its replica is waited for
-        thread.join(0.01)
+    door = fronts.shards.servers[0].shard.door
+    until(lambda: door.position >= 3)  # taken: its replica is waited for
     fronts.end(0)
     thread.join(PATIENCE_S)
     assert (said[0][0], "shard 0" in said[0][1]) == ("UNAVAILABLE", True)

@@ -8,8 +8,10 @@ import os
 from typing import Any
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params.frames import HEAD_BYTES, Head, Kind, packed, read_head, refusal, unpacked
-from clipper.params.parameters import Piece
+from clipper.params.frames import DTYPES, HEAD_BYTES, Head, Kind, packed, read_head, refusal, unpacked
+from clipper.params.parameters import Ids, Piece
+
+_LIMIT = 1 << 20  # read ahead
 
 
 class OwnDoor:
@@ -27,10 +29,10 @@ class OwnDoor:
         """Raises OSError; ShardAway when another process listens there."""
         kind, _, rest = self._address.partition(":")
         if kind == "unix":
-            reader, self._writer = await asyncio.open_unix_connection(rest)
+            reader, self._writer = await asyncio.open_unix_connection(rest, limit=_LIMIT)
         else:
             host, _, port = rest.rpartition(":")
-            reader, self._writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            reader, self._writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_LIMIT)
         self._hearing = asyncio.ensure_future(self._hear(reader))
         said = await self.call("hello", token=self._token, protocol=1)
         if said.get("pid") != os.getpid():
@@ -38,13 +40,21 @@ class OwnDoor:
 
     async def call(self, name: str, **fields: Any) -> Piece:
         """Raises what the shard refuses with, and ShardAway when it has ended."""
+        return unpacked(await self._ask(Head(Kind.CALL), packed({"call": name, **fields})))
+
+    async def pull(self, table: int, ids: Ids, dtype: str) -> bytes:
+        """The rows of n ids, and up to 7 bytes more. Raises as `call`."""
+        return await self._ask(Head(Kind.PULL, dtype=DTYPES[dtype], table=table, rows=ids.size), ids.tobytes())
+
+    async def _ask(self, head: Head, body: bytes) -> bytes:
         if self._gone:
             raise ShardAway(self._gone)
         self._next += 1
-        number, body = self._next, packed({"call": name, **fields})
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        number = self._next
+        future: asyncio.Future[tuple[Head, bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
         try:
-            self._writer.writelines((Head(Kind.CALL, id=number, payload_bytes=len(body)).packed(), body))
+            self._writer.writelines((head._replace(id=number, payload_bytes=len(body)).packed(), body))
             await self._writer.drain()
             head, answer = await future
         except OSError as error:
@@ -53,7 +63,7 @@ class OwnDoor:
             del self._waiting[number]
         if head.kind != Kind.ANSWER:
             raise refusal(head, answer, self._name)
-        return unpacked(answer)
+        return answer
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         why = "it ends"

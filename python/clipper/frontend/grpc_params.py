@@ -14,7 +14,7 @@ import numpy as np
 from clipper.errors import InvalidInput, ShardAway, TooLarge, TypeConflict, UnknownTable
 from clipper.frontend.grpc_followers import Followers, weights
 from clipper.frontend.grpc_own_door import OwnDoor
-from clipper.frontend.grpc_tensors import F32, Ids, ids_in, tensor_of, values_in
+from clipper.frontend.grpc_tensors import F32, Ids, ids_in, tensor_of, tensor_of_bytes, values_in
 from clipper.frontend.protocols import message
 from clipper.params.parameters import Parameters
 from clipper.params.partition import shard_of_name, shards_of_ids
@@ -26,7 +26,7 @@ ALIASES: Final = {"SynchronizeEmbedding": "synchronize_embedding", "GetReplica":
 FOLLOWER_NAME_MAX: Final = 100
 _BEGIN: Final = "0,0"
 _BY_PIECES: Final = "Ask by pieces: metadata cursor, from 0,0 on."
-_DTYPES: Final = ("f32", "f16")
+_DTYPES: Final = {"f32": "FP32", "f16": "FP16"}
 _KERAS: Final[dict[str, tuple[str, dict[str, float]]]] = {  # names of initializers that its workers send
     "": ("uniform", {}),
     "ones": ("constant", {"value": 1.0}),
@@ -106,15 +106,16 @@ class ParamsService:
         return answer
 
     async def pull_embedding_vector(self, request: Any, call: Call) -> Any:
-        """From the table itself: rows are whole whoever reads them. Metadata `dtype`: f32, f16."""
+        """Metadata `dtype`: f32, f16."""
         parameters, dtype = self._ready(), str(call.metadata.get("dtype", "f32"))
         if dtype not in _DTYPES:
             raise InvalidInput(f"metadata dtype: {dtype!r}, where {', '.join(_DTYPES)} are possible.")
-        table = parameters.tables[parameters.number(request.name)]
-        ids = ids_in(request.ids)
+        number, ids = parameters.number(request.name), ids_in(request.ids)
+        table = parameters.tables[number]
         self._check_mine(request.name, ids)
         self._check_fits(ids.size * table.dim * 4)
-        return tensor_of(request.name, table.pull(ids, dtype, stamp=self._shard.door.stamp))
+        rows = await self._door.pull(number, ids, dtype)
+        return tensor_of_bytes(request.name, _DTYPES[dtype], (ids.size, table.dim), rows)
 
     async def push_model(self, request: Any, call: Call) -> Any:
         """`accepted` in the trailing metadata: whether these values are the first."""

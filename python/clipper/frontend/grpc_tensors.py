@@ -44,3 +44,9 @@ def ids_in(numbers: Any) -> Ids:
 def tensor_of(name: str, values: npt.NDArray[Any], ids: Iterable[int] = ()) -> Any:
     """A Tensor of f16, f32 or f64."""
     return _TENSOR(name=name, data_type=_NUMBERS[values.dtype], dim=values.shape, content=values.tobytes(), indices=ids)
+
+
+def tensor_of_bytes(name: str, kind: str, shape: tuple[int, ...], content: bytes) -> Any:
+    """A Tensor of FP16 or FP32. content: as long as it must be, or padded."""
+    dtype = np.dtype(_FLOATS[kind])
+    return _TENSOR(name=name, data_type=_NUMBERS[dtype], dim=shape, content=content[: math.prod(shape) * dtype.itemsize])
