@@ -47,6 +47,7 @@ from clipper.errors import (
     TypeConflict,
     Unknown,
     UnknownModel,
+    UnknownVersion,
 )
 from clipper.store import ABSENT, Compare, Delete, Op, Put, Store, history
 from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name, check_policy
@@ -74,6 +75,7 @@ class Catalog:
         self._listeners: list[Callable[[View], None]] = []
         self._stamp: list[tuple[str, int]] = []
         self.view = View(-1, {}, {}, {})
+        self.elsewhere: Callable[[str], Model | None] = lambda name: None  # models that are not in the catalog: of the mesh
         self._watch = store.watch(PREFIX) if follow else None
         self.refresh()
         self._follower = threading.Thread(target=self._follow, name="clipper-catalog", daemon=True) if follow else None
@@ -92,6 +94,16 @@ class Catalog:
 
     def latest(self, name: str) -> Model:
         return self.view.model(VersionedModel(name))
+
+    def linked(self, view: View, link: VersionedModel | str) -> Model:
+        """What a link of an application asks: a version that is in the catalog, else a model of the mesh. UnknownModel,
+        UnknownVersion."""
+        wanted = checked(VersionedModel.parse, link)
+        if wanted.name not in view.versions and (found := self.elsewhere(wanted.name)) is not None:
+            if wanted.version in (None, found.version):
+                return found
+            raise UnknownVersion.named(str(wanted), [str(found.id)])
+        return view.model(wanted)
 
     def applications(self) -> list[Application]:
         return [self.view.applications[name] for name in sorted(self.view.applications)]
@@ -249,7 +261,7 @@ class Catalog:
             if app_key(name) in keys:
                 hint = "Update it, or unregister it first."
                 raise AlreadyExists(f"application {name!r} is registered already.", hint=hint)
-            sound = _check_application(view, app)
+            sound = self._check_application(view, app)
             return [Put(app_key(name), encode(sound))], sound
 
         return self._change("set", change)
@@ -352,10 +364,20 @@ class Catalog:
     def _edit(self, verb: str, name: str, edit: Callable[[Application], Application]) -> Application:
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Application]:
             old = view.application(name)
-            new = _check_application(view, edit(old))
+            new = self._check_application(view, edit(old))
             return ([Put(app_key(name), encode(new))] if new != old else []), new
 
         return self._change(verb, change)
+
+    def _check_application(self, view: View, app: Application) -> Application:
+        """The application, its input type filled in, if it and its links are sound."""
+        _check_settings(app)
+        for link in app.models:
+            model = self.linked(view, link)
+            if app.input == ANY:
+                app = msgspec.structs.replace(app, input=model.input)
+            _check_types(app, model)
+        return app
 
     # -- the store below
 
@@ -517,8 +539,7 @@ def _broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedMod
     return {link for link in app.models if link == model.id or (link == latest and not falls_back)}
 
 
-def _check_application(view: View, app: Application) -> Application:
-    """The application, its input type filled in, if it and its links are sound."""
+def _check_settings(app: Application) -> None:
     if not (_is_number(app.slo_ms) and 0 < app.slo_ms < math.inf):
         raise InvalidInput(f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed.")
     if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
@@ -529,12 +550,6 @@ def _check_application(view: View, app: Application) -> Application:
     if len(set(app.models)) != len(app.models):
         twice = next(link for link in app.models if app.models.count(link) > 1)
         raise InvalidInput(f"application {app.name!r} links '{twice}' twice.")
-    for link in app.models:
-        model = view.model(link)
-        if app.input == ANY:
-            app = msgspec.structs.replace(app, input=model.input)
-        _check_types(app, model)
-    return app
 
 
 def _is_number(value: object) -> bool:

@@ -159,6 +159,8 @@ class ClipperServer(Streaming, Joining, Tabled):
         mesh = self._join(self._store, self._dir.run, ground)
         if mesh is not None:
             self._deployment.mesh, self._questions.mesh = mesh, mesh.question
+            self._questions.link = mesh.link
+            self.catalog.elsewhere = lambda name: None if (link := mesh.link(name)) is None else link.record
             mesh.start()
 
     def _begin(self) -> None:

@@ -100,6 +100,7 @@ def is_hot(question: Question) -> bool:
         and question.window is None
         and question.lineup is not None
         and not question.decoys
+        and not question.links
     )
 
 

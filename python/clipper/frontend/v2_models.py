@@ -131,6 +131,8 @@ class ModelsV2:
     def _first(self, question: Question) -> Model | None:
         if question.meshed is not None:
             return question.meshed.record
+        if question.models and (link := question.links.get(question.models[0])) is not None:
+            return link.record
         return self._node.catalog.view.model(question.models[0]) if question.models else None
 
     def config(self, target: Target) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class ModelsV2:
         return {**about, "input": inputs, "output": outputs}
 
     def is_ready(self, target: Target) -> bool:
-        if target.question.meshed is not None:  # it is loaded when it is asked
+        if target.question.meshed is not None or target.question.links:  # it is loaded when it is asked
             return True
         running = self._node.running()
         return any(str(id) in running for id in target.question.models)

@@ -141,7 +141,8 @@ class MeshFacade(Protocol):
         ...
 
     def unregister(self, id: str) -> None:
-        """Forget a model; its copies are unloaded by and by. Absent: no error. StillLinked while a v-model names it."""
+        """Forget a model; its copies are unloaded by and by. Absent: no error. StillLinked while a v-model or an
+        application names it."""
         ...
 
     def status(self, id: str) -> ModelStatus:

@@ -89,6 +89,13 @@ class Ground:
         self.close(question, FOREVER_S)
         self._engines.forget(question.models[0].name)
 
+    def linking(self, id: str) -> Sequence[str]:
+        view = self._server.catalog.view
+        return [app.name for app in view.applications.values() if any(link.name == id for link in app.models)]
+
+    def link_again(self) -> None:
+        self._server.catalog.refresh_listeners()
+
     def is_taken(self, name: str) -> bool:
         view = self._server.catalog.view
         return name in view.versions or name in view.applications

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
-from clipper.errors import AlreadyExists, ClipperError, DeadlineExceeded, InvalidInput, Overloaded, UnknownModel
+from clipper.errors import AlreadyExists, ClipperError, DeadlineExceeded, InvalidInput, Overloaded, StillLinked, UnknownModel
 from clipper.mesh import failures, placement, vmodels
 from clipper.mesh.channel import Failed
 from clipper.mesh.facade import (
@@ -84,6 +84,8 @@ class Managing(Parts):
 
     def unregister(self, id: str) -> None:
         self._check_open()
+        if apps := self.ground.linking(id):
+            raise StillLinked(f"model {id!r} is asked by application {apps[0]!r}.", hint="Unlink it there first.")
         if self.registry.unregister(id):
             self._tell(self.notes.note, id, "unregistered", "by management")
 

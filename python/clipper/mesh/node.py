@@ -80,6 +80,14 @@ class Ground(Protocol):
         """Its model is registered no more: queries that wait for a replica of it end at once."""
         ...
 
+    def linking(self, id: str) -> Sequence[str]:
+        """Applications that ask this model."""
+        ...
+
+    def link_again(self) -> None:
+        """Have applications look which models there are."""
+        ...
+
     def is_taken(self, name: str) -> bool:
         """By a model or an application of the catalog."""
         ...
@@ -248,6 +256,11 @@ class Mesh(Tending, Managing, Draining):
         """For a query that is about to be asked; None: the mesh knows no such name. At most 10 us when it was asked before."""
         return self.routes.question(name)
 
+    def link(self, name: str) -> Route | None:
+        """A model, for an application that asks it."""
+        found = self.routes.link(name) if self._begun.is_set() else None
+        return found if found is not None and found.id == name else None
+
     def _core_record(self, id: str, strong: bool) -> Model | None:
         if not self._begun.is_set():
             return None
@@ -355,6 +368,8 @@ class Mesh(Tending, Managing, Draining):
             route = self.routes.get(id)
             if route is None and id not in self.local.held:
                 self.routes.is_known(id)
+                if change.old is None and self.ground.linking(id):
+                    self._link_again()
                 continue
             record = change.after
             if record is None:
@@ -372,7 +387,13 @@ class Mesh(Tending, Managing, Draining):
         self.supply.forget(id)
         if route is not None:
             self.ground.forget(route.question)
+            if self.ground.linking(id):
+                self._link_again()
         self.local.spawn(self.local.drop(id, "it was unregistered"))
+
+    def _link_again(self) -> None:
+        """A model has come or gone that applications ask."""
+        self.local.spawn(self.run_away(self.ground.link_again))
 
     def _check_mine(self, record: MeshModel) -> None:
         held = self.local.held[record.id]

@@ -197,6 +197,10 @@ class Routes:
                 return None if alias is None else self._of_alias(alias)
         return self.add(record)
 
+    def link(self, name: str) -> Route | None:
+        """Of a model, for an application that asks it; nothing is counted. A v-model has none: an application names models."""
+        return None if name in self._aliases else self._routes.get(name) or self._first(name)
+
     def add(self, record: Model) -> Route:
         """The route of a model; made when there is none."""
         with self._guard:

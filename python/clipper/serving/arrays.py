@@ -17,7 +17,7 @@ from clipper.selection.policy import NOTHING
 from clipper.selection.unlearned import Unlearned
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import JoinedRows
-from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, side_of, too_unsure, why
+from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, side_of, too_unsure, why_of
 from clipper.serving.stragglers import combine
 from clipper.types import Answers, VersionedModel
 from clipper_core.future import Future
@@ -97,7 +97,7 @@ def _alone(future: Future, question: Question, model: VersionedModel, statuses: 
     outputs = future.outputs(question.default)
     confidence = np.clip(np.nan_to_num(future.confidences(), nan=1.0), 0.0, 1.0)
     absent = statuses != Status.OK
-    reasons = _whys(future, model, statuses)
+    reasons = _whys(question, future, model, statuses)
     unusable = _unusable(outputs) & ~absent
     if unusable.any():
         reasons[NO_FINITE_VALUE.format(model)] = int(unusable.sum())
@@ -110,13 +110,13 @@ def _alone(future: Future, question: Question, model: VersionedModel, statuses: 
     return _with_default(outputs, is_default, question.default), confidence, reasons, is_default
 
 
-def _whys(future: Future, model: VersionedModel, statuses: NDArray[np.uint8], first: int = 0) -> dict[str, int]:
+def _whys(question: Question, future: Future, model: VersionedModel, statuses: NDArray[np.uint8]) -> dict[str, int]:
     """Why rows have no prediction of this model, counted; of equal kinds the first row's words."""
     reasons: dict[str, int] = {}
     kinds, at, counts = np.unique(statuses, return_index=True, return_counts=True)
     for kind, i, count in zip(kinds.tolist(), at.tolist(), counts.tolist(), strict=True):
         if kind != Status.OK:
-            reasons[why(Status(kind), model, future.detail(first + i))] = count
+            reasons[why_of(question, Status(kind), model, future.detail(i))] = count
     return reasons
 
 
@@ -166,7 +166,7 @@ def _row_by_row(future: Future, asked: AskedArray, statuses: dict[VersionedModel
         elif arrived and not combined.used:
             reason = NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
         elif not combined.used:
-            each = [why(Status(statuses[m][i]), m, future.detail(j * n + i)) for j, m in enumerate(models)]
+            each = [why_of(question, Status(statuses[m][i]), m, future.detail(j * n + i)) for j, m in enumerate(models)]
             reason = "; ".join(dict.fromkeys(each))
         elif combined.confidence < question.confidence_min:
             reason = too_unsure(combined.confidence, question)

@@ -6,7 +6,8 @@ runs when somebody asks the future for its result, on that thread.
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -50,6 +51,21 @@ class UserContext(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
+class Link(Protocol):
+    """A model of the mesh, as applications ask it: a Route of clipper.mesh.routing."""
+
+    record: Model
+    core: CoreModel
+
+    def touch(self) -> None:
+        """A query of it comes: it is loaded if it is not."""
+        ...
+
+    def reason(self) -> str:
+        """Why it did not answer, if that is because it is not loaded; else empty."""
+        ...
+
+
 class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
 
@@ -58,6 +74,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
     speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
     rollout: which of its queries see it with a new version.  arm: counts for a rollout.  meshed: of a model of the mesh.
+    links: those of its models that are of the mesh.
     rows: what a user's query has for a context when it brings none.
     """
 
@@ -80,6 +97,7 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     rollout: Split | None = None
     arm: Arm | None = None
     meshed: "Meshed | None" = None
+    links: Mapping[VersionedModel, Link] = MappingProxyType({})
     rows: "UserContext | None" = None
 
     @property
@@ -132,7 +150,17 @@ def plan_for(question: Question, user: str | None, context: Any = None) -> tuple
         hint = f"Link one: server.app({question.name!r}, models=[...])."
         lacks = "has no primary left, only models of other roles" if question.models else "links no model"
         raise UnknownModel(f"application {question.name!r} {lacks}.", hint=hint)
+    if question.links:
+        _touch(question, plan)
     return state, plan
+
+
+def _touch(question: Question, plan: Plan) -> None:
+    """Models of the mesh load if they are not; of those that a decider may ask, all, so that they are there when it does."""
+    for model in (*plan.models, *plan.observers) if question.speculation is None else question.models:
+        link = question.links.get(model)
+        if link is not None:
+            link.touch()
 
 
 def predict(
@@ -286,13 +314,21 @@ def too_unsure(confidence: float, question: Question) -> str:
 
 def _why_nothing(future: Future, asked: Asked, arrived: dict[VersionedModel, Prediction]) -> str:
     if asked.hearing is not None:
-        return asked.hearing.why_nothing(future, arrived)
+        return asked.hearing.why_nothing(future, arrived, asked.question)
     if arrived:
         return NO_FINITE_VALUE.format(", ".join(map(str, arrived)))
-    whys = [why(future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
-    if asked.question.meshed is not None and future.status(0) in _NOT_THERE and (absent := asked.question.meshed.why()):
-        whys = [f"{asked.plan.models[0].name}: {absent}"]
+    question = asked.question
+    whys = [why_of(question, future.status(i), model, future.detail(i)) for i, model in enumerate(asked.plan.models)]
     return "; ".join(dict.fromkeys(whys))
+
+
+def why_of(question: Question, status: Status, model: VersionedModel, detail: str) -> str:
+    """Why a task of `model` has no prediction; of one of the mesh that is not loaded, why not."""
+    link = question.links.get(model)
+    absent = link.reason if link is not None else question.meshed.why if question.meshed is not None else None
+    if absent is not None and status in _NOT_THERE and (reason := absent()):
+        return f"{model.name}: {reason}"
+    return why(status, model, detail)
 
 
 _NOT_THERE = (Status.NO_REPLICA, Status.DEADLINE)

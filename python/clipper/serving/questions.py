@@ -16,14 +16,14 @@ from clipper.serving.arms import COMPARED_S_MAX, Hears, Split, Stage
 from clipper.serving.deciding import Deciding
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
-from clipper.serving.processor import Meshed, Question, UserContext, next_uniform
+from clipper.serving.processor import Link, Meshed, Question, UserContext, next_uniform
 from clipper.serving.recorder import Recorder
 from clipper.serving.roles import Cast, Role, placed
 from clipper.serving.speculating import Speculation, check_decider, check_guarantee, check_times, speculation_of
 from clipper.serving.stragglers import averages
 from clipper.serving.tally import Lineup, Tally
 from clipper.serving.teaching import Teaching
-from clipper.types import Application, InputType, PredictionRequest, VersionedModel
+from clipper.types import Application, InputType, Model, PredictionRequest, VersionedModel
 from clipper_core.histogram import Snapshot
 from clipper_core.model import Model as CoreModel
 
@@ -53,6 +53,7 @@ class Questions:
         self._may_roll: Callable[[Rollout], bool] = lambda _: True
         self._stages: dict[str, Stage] = {}
         self.mesh: Callable[[str], Question | None] | None = None  # of models that are not in the catalog
+        self.link: Callable[[str], Link | None] = lambda name: None  # the same, for an application that asks one
         self.contexts: Callable[[str, str], UserContext | None] = lambda application, table: None
 
     def of(self, name: str) -> Question:
@@ -78,7 +79,7 @@ class Questions:
         known = view.applications.get(name) or Application(name)
         if not {"models", "policy", "decider", "slo_ms", "input"} & set(settings):
             return
-        models = [view.model(link) for link in settings.get("models", known.models)]
+        models = [self._catalog.linked(view, link) for link in settings.get("models", known.models)]
         policy, decider = settings.get("policy", known.policy), settings.get("decider", known.decider)
         if models:
             input = settings.get("input") or models[0].input
@@ -90,7 +91,7 @@ class Questions:
         slo_ms = settings.get("slo_ms", known.slo_ms)
         check_times(name, schedule, slo_ms)
         try:
-            cores = {model.id: self._running.ensure(model).core for model in models}
+            cores = {model.id: self._core(view, model) for model in models}
             check_guarantee(name, schedule, slo_ms, cores, self._refused)
         except InvalidInput as error:
             if measured:
@@ -180,7 +181,7 @@ class Questions:
                 if isinstance(place, str):
                     decoys.append(self._recorder.decoy(app.name, place, role))
                 else:
-                    roles[view.model(place).id] = role
+                    roles[self._catalog.linked(view, place).id] = role
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
         models = question.models
@@ -204,11 +205,12 @@ class Questions:
         models = []
         for link in app.models:
             try:
-                models.append(view.model(link))
+                models.append(self._catalog.linked(view, link))
             except ClipperError as error:
                 _log.warning("application %r: %s", app.name, error)
         ids = tuple(dict.fromkeys(model.id for model in models))
-        cores = {model.id: (self._running.get(model.id) or self._running.ensure(model)).core for model in models}
+        cores = {model.id: self._core(view, model) for model in models}
+        links = {id: found for id in ids if id.name not in view.versions and (found := self.link(id.name)) is not None}
         try:
             policy, learner, window = self._learning.learner(app.name, covering(app.policy, app.coverage), ids)
         except (InvalidInput, PolicyFailed) as error:  # of a class that was in order when it was set, perhaps by another server
@@ -217,8 +219,13 @@ class Questions:
         wanted = app.context_table and takes_context(policy)
         return Question(
             app.name, ids, cores, policy, learner, app.slo_us, app.default, app.confidence_min, self._node, window,
-            teaching=self._teaching, rows=self.contexts(app.name, app.context_table) if wanted else None,
+            teaching=self._teaching, rows=self.contexts(app.name, app.context_table) if wanted else None, links=links,
         )  # fmt: skip
+
+    def _core(self, view: View, model: Model) -> CoreModel:
+        if model.name not in view.versions and (link := self.link(model.name)) is not None:
+            return link.core
+        return (self._running.get(model.id) or self._running.ensure(model)).core
 
     def _speculation_of(self, app: Application, question: Question) -> Speculation | None:
         try:
@@ -254,7 +261,7 @@ class Questions:
             raise InvalidInput("a request names an application or candidate models; this one names neither.")
         view = self._catalog.view
         base = Application("", slo_ms=1000.0) if request.application is None else view.application(request.application)
-        links = tuple(view.model(model).id for model in candidates)
+        links = tuple(self._catalog.linked(view, model).id for model in candidates)
         question = self._cast(view, msgspec.structs.replace(base, models=links, roles={}), Tally())
         if len(known) < _QUESTIONS_MAX:
             known[key] = question

@@ -17,7 +17,7 @@ from clipper.selection import Plan, Policy, Prediction, Schedule, Step, decider_
 from clipper.selection.own import Faults
 from clipper.selection.verdicts import Heard, answer_by, ranked, vote_weights
 from clipper.serving.deciding import OWN_STEP, Deciding, Listener
-from clipper.serving.processor import NO_FINITE_VALUE, Asked, Outcome, Question, refuse_fork, why
+from clipper.serving.processor import NO_FINITE_VALUE, Asked, Outcome, Question, refuse_fork, why_of
 from clipper.serving.qualifiers import prediction_of
 from clipper.types import Answer, VersionedModel
 from clipper_core.decider import Decider, Rule
@@ -113,13 +113,16 @@ class Hearing(msgspec.Struct, frozen=True, eq=False):
         """Those whose predictions the answer did not wait for, as the join window looks at them."""
         return [(model, cast(Future, LateTask(future, i))) for i, model in enumerate(self.models) if model not in arrived]
 
-    def why_nothing(self, future: Future, arrived: Mapping[VersionedModel, Prediction]) -> str:
+    def why_nothing(
+        self, future: Future, arrived: Mapping[VersionedModel, Prediction], question: Question
+    ) -> str:  # fmt: skip
         whys = []
         for i, model in enumerate(self.models):
             status = future.status(i)
             if model in arrived or status is Status.UNNEEDED:
                 continue
-            whys.append(why(Status.DEADLINE if status in (Status.PENDING, Status.OK) else status, model, future.detail(i)))
+            status = Status.DEADLINE if status in (Status.PENDING, Status.OK) else status
+            whys.append(why_of(question, status, model, future.detail(i)))
         return "; ".join(dict.fromkeys(whys)) or NO_FINITE_VALUE.format(", ".join(map(str, arrived or self.models)))
 
 
