@@ -1,4 +1,5 @@
-"""Rows over a loopback socket: a shard of ours beside bare TCP, gRPC with the design document's messages, and Redis.
+"""Rows over a loopback socket: a shard of ours beside bare TCP, gRPC with the design document's messages, and Redis; and by
+memory that a shard on the same host shares, beside the same shard's unix socket.
 
 `python -m bench.system.params_wire KIND` is one of them as a process: it prints its address, and serves until it is killed.
 """
@@ -19,6 +20,7 @@ from bench.harness import Goal, Row, absent, interleave, row
 from bench.system.store_servers import free_ports
 
 ROWS, DIM, TABLE = 512, 64, 100_000
+MANY = 8192
 TOKEN = "bench"
 PULL = 8 * ROWS
 ANSWER = 4 * ROWS * DIM
@@ -52,13 +54,41 @@ def rows(quick: bool = False) -> list[Row]:
         else:
             out.append(absent(f"pull of {what}, of {name}", "us", missing[name], name, goal))
     out.append(row(f"push of {what}", found["ours, pushed"], "us", "pull", found["ours"]))
+    return [*out, *near(quick)]
+
+
+def near(quick: bool) -> list[Row]:
+    """On one host: rows that are written where they are read, beside those that go through a socket."""
+    from clipper.params import Client
+    from clipper_container.tables import Tables
+
+    out, draw = [], np.random.default_rng(1)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rows-"))
+        client = stack.enter_context(ours(f"unix:{folder}/shard"))
+        address = client.lines[0].name.rpartition(" ")[2]
+        plain = stack.enter_context(Client([address], token=TOKEN, shared=False))
+        tables = stack.enter_context(Tables([address], token=TOKEN))
+        for rows, n, turns in ((ROWS, 400, 7), (MANY, 60, 7)):
+            cases: dict[str, Ask] = {
+                "shared": lambda ids: client.pull("bench", ids).sum(),
+                "socket": lambda ids: plain.pull("bench", ids).sum(),
+                "container": lambda ids: tables.pull("bench", ids).sum(),
+            }
+            n, turns = (n // 8, 3) if quick else (n, turns)
+            asks = {name: lambda ask=ask, rows=rows, n=n: p50_us(ask, draw, n, rows) for name, ask in cases.items()}
+            found = interleave(asks, turns)
+            what = f"pull of {rows} rows of {DIM} floats, and their sum"
+            note = "unix socket, one host"
+            out.append(row(f"{what}, by shared memory", found["shared"], "us", "the same socket", found["socket"], note=note))
+            out.append(row(f"{what}, by a container's Tables", found["container"], "us", "Client", found["shared"], note=note))
     return out
 
 
-def p50_us(ask: Ask, draw: Any, n: int) -> float:
+def p50_us(ask: Ask, draw: Any, n: int, rows: int = ROWS) -> float:
     took = []
     for _ in range(n):
-        ids = draw.integers(0, TABLE, ROWS)
+        ids = draw.integers(0, TABLE, rows)
         begun = time.perf_counter_ns()
         ask(ids)
         took.append(time.perf_counter_ns() - begun)
@@ -69,8 +99,8 @@ def p50_us(ask: Ask, draw: Any, n: int) -> float:
 
 
 @contextmanager
-def process(kind: str, module: str = "bench.system.params_wire") -> Iterator[str]:
-    running = subprocess.Popen([sys.executable, "-m", module, kind], stdout=subprocess.PIPE, text=True)
+def process(kind: str, module: str = "bench.system.params_wire", *more: str) -> Iterator[str]:
+    running = subprocess.Popen([sys.executable, "-m", module, kind, *more], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     try:
         yield running.stdout.readline().strip()
@@ -80,10 +110,10 @@ def process(kind: str, module: str = "bench.system.params_wire") -> Iterator[str
 
 
 @contextmanager
-def ours() -> Iterator[Any]:
+def ours(at: str = "") -> Iterator[Any]:
     from clipper.params import Client, TableSpec
 
-    with process("ours") as address, Client([address], token=TOKEN) as client:
+    with process("ours", "bench.system.params_wire", at) as address, Client([address], token=TOKEN) as client:
         client.create(TableSpec("bench", DIM))
         ids = np.arange(TABLE)
         for at in range(0, TABLE, 4096):
@@ -183,13 +213,12 @@ def redis() -> Iterator[Ask]:
 # -- as processes
 
 
-def serve_ours() -> None:
+def serve_ours(address: str) -> None:
     from clipper.params.server import ShardServer
     from clipper.params.shard import Place
     from clipper.settings.params import ParamsSettings
 
-    (port,) = free_ports(1)
-    address = f"tcp:127.0.0.1:{port}"
+    address = address or f"tcp:127.0.0.1:{free_ports(1)[0]}"
     server = ShardServer(Place(0, (address,), ParamsSettings(shards=1), TOKEN, None)).start()
     server.ready.wait(20)
     print(address, flush=True)
@@ -230,4 +259,4 @@ def serve_grpc() -> None:
 
 
 if __name__ == "__main__":
-    {"ours": serve_ours, "bare": serve_bare, "grpc": serve_grpc}[sys.argv[1]]()
+    {"ours": serve_ours, "bare": serve_bare, "grpc": serve_grpc}[sys.argv[1]](*sys.argv[2:])

@@ -154,12 +154,13 @@ class Client:
         with self.lock:
             sequence = self._new_sequence()
             asks = []
-            for shard, places in parted(each, len(self.lines)):
-                alone = len(places) == each.size
-                mine, part = (each, rows) if alone else (each[places], rows[places])
+            for shard, mine, places in self._parts(each):
+                part = rows if places is None else rows[places]
+                buffers = mine, part.reshape(-1), padding(part.nbytes)
                 model = self.lines[shard].version if versioned else 0
-                head = Head(Kind.PUSH, rows=mine.size, worker=self.worker, sequence=sequence, model=model, scale=scale)
-                asks.append((shard, self._of_rows(table, shard, head, (mine, part.reshape(-1), padding(part.nbytes)))))
+                size = mine.nbytes + part.nbytes + len(buffers[2])
+                head = Head(Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size)
+                asks.append((shard, self._of_rows(table, shard, head, buffers)))
             answers = self._settle(asks)
         repeated = tuple(shard for shard, head in answers if head.flags & DUPLICATE)
         return Pushed(sequence, {shard: head.model for shard, head in answers}, repeated)
@@ -273,8 +274,13 @@ class Client:
             line.tables.update({str(name): int(number) for name, number in found.items()})
             if table not in line.tables:
                 raise UnknownTable.named(table, line.tables)
-        size = sum(memoryview(one).nbytes for one in buffers)
-        return Ask(head._replace(payload_bytes=size), buffers, table=table, expects=expects)
+        return Ask(head, buffers, table=table, expects=expects)
+
+    def _parts(self, ids: Ids) -> list[tuple[int, Ids, npt.NDArray[np.intp] | None]]:
+        """(shard, its ids, their places: None for all) of each shard that has some."""
+        if len(self.lines) == 1:
+            return [(0, ids, None)] if ids.size else []
+        return [(shard, ids[places], places) for shard, places in parted(ids, len(self.lines))]
 
     def _settle(self, asks: Sequence[tuple[int, Ask]]) -> list[tuple[int, Head]]:
         """All are sent before the first is waited for."""
@@ -294,9 +300,8 @@ class Client:
         if dtype not in DTYPES:
             raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
         dim, parts = self.spec(table).dim, []
-        for shard, places in parted(ids, len(self.lines)):
-            mine = ids if len(places) == ids.size else ids[places]
-            head = Head(Kind.PULL, dtype=DTYPES[dtype], rows=mine.size)
+        for shard, mine, places in self._parts(ids):
+            head = Head(Kind.PULL, DTYPES[dtype], rows=mine.size, payload_bytes=mine.nbytes)
             ask = self._of_rows(table, shard, head, (mine,), answer_bytes(mine.size, dim, dtype))
             self._try_to_send(shard, ask)
             parts.append((shard, ask, places))
@@ -309,7 +314,7 @@ class Client:
                 return rows_in(parts[0][1].body, ids.size, dim, dtype)
             out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
             for _, ask, places in parts:
-                out[places] = rows_in(ask.body, len(places), dim, dtype)
+                out[places] = rows_in(ask.body, ask.head.rows, dim, dtype)
             return out
 
         return take

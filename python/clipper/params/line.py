@@ -153,7 +153,8 @@ class Line:
         self._open[ask.id] = ask
         epoch = 0 if kind == Kind.CALL else self.epoch
         fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
-        self._write([frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields), *(one for one in ask.buffers if len(one))])
+        head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
+        self._write([head, *(one for one in ask.buffers if len(one))], HEAD_BYTES + ask.head.payload_bytes)
 
     def _number(self, table: str) -> int:
         if table not in self.tables and not self._ready:
@@ -167,20 +168,23 @@ class Line:
         """Its answer is nobody's to wait for: if the shard does not take the memory, it refuses what is to go there."""
         self._next += 1
         beside = socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)
-        self._write([Head(Kind.SHARE, id=self._next).packed()], [beside])
+        self._write([Head(Kind.SHARE, id=self._next).packed()], HEAD_BYTES, [beside])
         assert self._sharing.rows is not None
         self._sharing.rows.close()  # the descriptor; the memory is mapped
 
-    def _write(self, pieces: list[Buffer], beside: Sequence[tuple[int, int, bytes]] = ()) -> None:
+    def _write(self, pieces: list[Buffer], nbytes: int, beside: Sequence[tuple[int, int, bytes]] = ()) -> None:
         assert self._socket is not None
         try:
             sent = self._socket.sendmsg(pieces, beside)
-            while pieces:
-                while pieces and sent >= memoryview(pieces[0]).nbytes:
-                    sent -= memoryview(pieces.pop(0)).nbytes
-                if pieces:
-                    pieces[0] = memoryview(pieces[0]).cast("B")[sent:]
-                    sent = self._socket.sendmsg(pieces)
+            if sent == nbytes:
+                return
+            rest = [memoryview(one).cast("B") for one in pieces]
+            while rest:
+                while rest and sent >= len(rest[0]):
+                    sent -= len(rest.pop(0))
+                if rest:
+                    rest[0] = rest[0][sent:]
+                    sent = self._socket.sendmsg(rest)
         except BlockingIOError:
             self.close()
             raise TimeoutError("it does not read") from None
