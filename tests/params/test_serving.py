@@ -19,7 +19,7 @@ import clipper
 from clipper.config import load
 from clipper.errors import ConfigError, DeployFailed, DoesNotFit, InvalidInput, NotAllowed, ShardAway, TypeConflict, UnknownTable
 from clipper.params import Client, TableSpec
-from clipper.params.local import STANDING_BY, LocalSet, supervisor_of
+from clipper.params.local import LocalSet, supervisor_of
 from clipper.params.places import told_in
 from clipper.params.serving import ServedSet, settings_of
 from clipper.settings.params import ParamsSettings
@@ -76,7 +76,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.Clipper
     folder = tmp_path_factory.mktemp("served")
     with clipper.start(params=str(folder / "set"), **QUICK) as started:
         started._learning.states.start_writing()
-        wait_until(lambda: len(own(started)._standing) == STANDING_BY)
         yield started
 
 

@@ -25,7 +25,7 @@ Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
 SHARED_BYTES_MIN = 1 << 16  # of an answer that comes by shared memory: smaller ones are as fast over the socket
 PAUSE_S = 0.02
-PAUSE_S_MAX = 0.5
+PAUSE_S_MAX = 0.1
 _AGAIN = (Refusal.NOT_READY, Refusal.OTHER_EPOCH)
 
 

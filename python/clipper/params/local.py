@@ -13,14 +13,14 @@ import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,12 +35,11 @@ from clipper.settings.params import ParamsSettings, grpc_address
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL: a last snapshot
-STANDING_BY = 2  # processes that wait to become a shard: to start one takes longer than to recover
-QUICK_S = 2.0  # a shard that lives less long
+QUICK_S = 1.0  # a shard that lives less long
 QUICK_MAX = 3  # so often in a row is started again after a pause
 PAUSE_S_MAX = 5.0
-STANDBY_S = 0.1  # after a start, before the next process is made to stand by
 UNIX_PATH_MAX = 100
+SAID_BYTES_MAX = 1 << 16
 PROGRAM = "clipper.params.standby"
 PROGRAM_WITH_GRPC = "clipper.frontend.grpc_shard"  # the same, with gRPC beside it: by its name, for it is above this room
 
@@ -75,31 +74,49 @@ def snapshot_all(addresses: list[str], token: str, folder: Path, *, whole: bool 
     return {"number": number, "rows": sum(p["rows"] for p in parts), "nbytes": sum(p["nbytes"] for p in parts), "parts": parts}
 
 
-class _Process:
-    """A process, standing by or a shard. Threads: the supervising one."""
+class _Template:
+    """The process that shards are forked from. Threads: the supervising one."""
 
-    def __init__(self, folder: Path, program: str = PROGRAM) -> None:
+    def __init__(self, folder: Path, program: str) -> None:
         words = [sys.executable, "-X", "faulthandler", "-m", program, str(os.getpid())]
-        with open(folder / "standby.log", "ab") as said:
-            self.popen = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a fork has one thread, and so must have what it is a fork of
+        with theirs, open(folder / "standby.log", "ab") as said:
+            self.popen: subprocess.Popen[bytes] = subprocess.Popen(
+                words, stdin=theirs.fileno(), stdout=said, stderr=said, start_new_session=True, env=alone
+            )
         self.pid_fd = os.pidfd_open(self.popen.pid)
-        self.number = -1
-        self.began_s = time.monotonic()
 
-    def become(self, number: int, folder: Path) -> None:
-        """Raises OSError when it is gone."""
-        self.number, self.began_s = number, time.monotonic()
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(json.dumps({"number": number, "folder": str(folder)}).encode() + b"\n")
-        self.popen.stdin.flush()
-
-    def reap(self) -> int:
-        code = self.popen.wait()
-        os.close(self.pid_fd)
+    def ask(self, number: int, folder: Path) -> None:
+        """A shard. When this process is gone, whoever hears of that asks another."""
         with contextlib.suppress(OSError):
-            if self.popen.stdin is not None:
-                self.popen.stdin.close()
+            self.line.send(json.dumps({"number": number, "folder": str(folder)}).encode())
+
+    def hear(self) -> tuple[dict[str, Any], int] | None:
+        """What it says next, and a pidfd or -1. None: nothing more."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.line, SAID_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return None
+        return (json.loads(data), fds[0] if fds else -1) if data else None
+
+    def close(self) -> int:
+        """-> its exit code"""
+        self.line.close()  # it ends by that
+        try:
+            code = self.popen.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            code = self.popen.wait()
+        os.close(self.pid_fd)
         return code
+
+
+class _Shard(NamedTuple):
+    number: int
+    pid: int
+    pid_fd: int
+    began_s: float
 
 
 class LocalSet:
@@ -127,11 +144,12 @@ class LocalSet:
             os.close(self._lock)
             raise
         self._program = PROGRAM_WITH_GRPC if settings.grpc else PROGRAM
-        self._shards: dict[int, _Process] = {}
-        self._standing: list[_Process] = []
+        self._shards: dict[int, _Shard] = {}
+        self._wanted: set[int] = set()  # asked for, and not heard of yet
+        self._names: dict[int, int] = {}  # pid -> number, of those that have not been told of
+        self._template: _Template
         self._quick = [0] * settings.shards
         self._due: list[tuple[float, Callable[[], None]]] = []
-        self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self.restarts = 0
@@ -200,7 +218,7 @@ class LocalSet:
 
     def pids(self) -> dict[int, int]:
         """Of the shards that run."""
-        return {number: one.popen.pid for number, one in list(self._shards.items())}
+        return {number: one.pid for number, one in list(self._shards.items())}
 
     def stop(self, *, snapshot: bool = True) -> None:
         """snapshot: one of all, first."""
@@ -210,89 +228,109 @@ class LocalSet:
             except ClipperError as error:
                 log.warning("no snapshot of all shards before the end: %s", error)
         self._stopping = True
-        self._posted.append(lambda: None)
         os.eventfd_write(self._wake, 1)
         if self._thread.ident is not None:
             self._thread.join()
         os.close(self._wake)
         os.close(self._lock)
 
-    # -- the supervising thread: children ask for a signal when the thread that made them ends
+    # -- the supervising thread: the process that shards are forked from asks for a signal when the thread that made it ends
 
     def _run(self) -> None:
+        self._template = _Template(self.folder, self._program)
         for number in range(self.settings.shards):
             self._start(number)
-        self._after(STANDBY_S, self._stand_by)
         while not self._stopping:
-            self._turn()
+            self._turn(min((at for at, _ in self._due), default=time.monotonic() + 60))
+            now = time.monotonic()
+            ready = [work for at, work in self._due if at <= now]
+            self._due = [(at, work) for at, work in self._due if at > now]
+            for work in ready:
+                work()
         self._end()
 
-    def _turn(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        children = {one.pid_fd: one for one in [*self._shards.values(), *self._standing]}
-        for fd in children:
+    def _turn(self, until_s: float) -> None:
+        """Wait for something to happen, and see to it."""
+        poll, shards = select.poll(), {one.pid_fd: one for one in self._shards.values()}
+        template = self._template
+        for fd in (self._wake, template.line.fileno(), template.pid_fd, *shards):
             poll.register(fd, select.POLLIN)
-        wait_s = min((at for at, _ in self._due), default=time.monotonic() + 60) - time.monotonic()
-        for fd, _ in poll.poll(max(0.0, wait_s) * 1000):
-            if fd == self._wake:
-                os.eventfd_read(fd)
-            else:
-                self._ended(children[fd])
-        while self._posted:
-            self._posted.popleft()()
-        now = time.monotonic()
-        ready = [work for at, work in self._due if at <= now]
-        self._due = [(at, work) for at, work in self._due if at > now]
-        for work in ready:
-            work()
-
-    def _after(self, seconds: float, work: Callable[[], None]) -> None:
-        self._due.append((time.monotonic() + seconds, work))
-
-    def _stand_by(self) -> None:
-        if len(self._standing) < STANDING_BY:
-            self._standing.append(_Process(self.folder, self._program))
-            self._after(STANDBY_S, self._stand_by)
+        happened = [fd for fd, _ in poll.poll(max(0.0, until_s - time.monotonic()) * 1000)]
+        if self._wake in happened:
+            os.eventfd_read(self._wake)
+        if template.line.fileno() in happened:
+            self._heard(template.hear())
+        for fd in happened:
+            if fd in shards:
+                self._ended(shards[fd])
+        if template.pid_fd in happened:
+            self._lost()
 
     def _start(self, number: int) -> None:
-        one = self._standing.pop(0) if self._standing else _Process(self.folder, self._program)
-        self._shards[number] = one
-        with contextlib.suppress(OSError):  # it is gone: _ended will hear of it
-            one.become(number, self.folder)
-        self._after(STANDBY_S, self._stand_by)
+        self._wanted.add(number)
+        self._template.ask(number, self.folder)
 
-    def _ended(self, one: _Process) -> None:
-        code = one.reap()
-        if one in self._standing:
-            self._standing.remove(one)
-            self._after(STANDBY_S, self._stand_by)
+    def _heard(self, told: tuple[dict[str, Any], int] | None) -> None:
+        if told is None:
             return
+        said, pid_fd = told
+        if "code" in said:
+            number = self._names.pop(said["pid"], None)
+            log.info("shard %s, process %d: %s", number, said["pid"], _exit(said["code"]))
+            return
+        self._wanted.discard(said["number"])
+        if "pid" in said:
+            self._shards[said["number"]] = _Shard(said["number"], said["pid"], pid_fd, time.monotonic())
+            self._names[said["pid"]] = said["number"]
+        else:
+            log.warning("shard %d is not started: %s; again in %g s", said["number"], said["error"], PAUSE_S_MAX)
+            self._due.append((time.monotonic() + PAUSE_S_MAX, lambda: self._start(said["number"])))
+
+    def _lost(self) -> None:
+        """The process that shards are forked from has ended; they have not."""
+        while (told := self._template.hear()) is not None:
+            self._heard(told)
+        log.warning("the process that shards are forked from ended (%s); another is made", _exit(self._template.close()))
+        self._names.clear()  # nobody will tell
+        self._template = _Template(self.folder, self._program)
+        for number in self._wanted:
+            self._template.ask(number, self.folder)
+
+    def _ended(self, one: _Shard) -> None:
+        os.close(one.pid_fd)
         number = one.number
         del self._shards[number]
+        if self._stopping:
+            return
         self.restarts += 1
         self._quick[number] = self._quick[number] + 1 if time.monotonic() - one.began_s < QUICK_S else 0
         late = self._quick[number] - QUICK_MAX
         pause_s = min(PAUSE_S_MAX, 0.1 * 2**late) if late >= 0 else 0.0
-        log.warning("shard %d ended (%s); it is started again%s", number, _exit(code), f" in {pause_s:g} s" if pause_s else "")
+        log.warning("shard %d ended; it is started again%s", number, f" in {pause_s:g} s" if pause_s else "")
         if pause_s:
-            self._after(pause_s, lambda: self._start(number))
+            self._due.append((time.monotonic() + pause_s, lambda: self._start(number)))
         else:
             self._start(number)
 
     def _end(self) -> None:
-        every = [*self._shards.values(), *self._standing]
-        for one in every:
-            one.popen.send_signal(signal.SIGTERM)
-        until = time.monotonic() + GRACE_S
-        for one in every:
-            try:
-                one.popen.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                log.warning("shard %d does not end: it is killed", one.number)
-                one.popen.kill()
-            one.reap()
-        self._shards.clear()
+        until_s, told = time.monotonic() + GRACE_S, set[int]()
+        while self._shards or self._wanted:
+            for one in self._shards.values():
+                if one.pid not in told:
+                    told.add(one.pid)
+                    _signal(one, signal.SIGTERM)
+            self._turn(until_s)
+            if time.monotonic() >= until_s:
+                for one in self._shards.values():
+                    log.warning("shard %d does not end: it is killed", one.number)
+                    _signal(one, signal.SIGKILL)
+                until_s = time.monotonic() + GRACE_S
+        self._template.close()
+
+
+def _signal(one: _Shard, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(one.pid_fd, number)
 
 
 def _exit(code: int) -> str:

@@ -1,0 +1,113 @@
+"""The process that shards are forked from: what it says of them, and that its death costs nothing; their supervisor's death."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clipper.params import Client, TableSpec
+from clipper.params.local import LocalSet
+from clipper.params.places import running_in
+from clipper.params.snapshots import parts_in
+from clipper.params.standby import Template
+from clipper.settings.params import ParamsSettings
+from tests.params.conftest import ones, until
+
+PATIENCE_S = 60.0
+COUNTS = TableSpec("counts", 2, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalSet]:
+    found = LocalSet(ParamsSettings(folder=str(tmp_path), shards=2, replicas=1, snapshot_s=0.0)).start()
+    try:
+        found.wait_ready(PATIENCE_S)
+        yield found
+    finally:
+        found.stop(snapshot=False)
+
+
+@pytest.mark.slow
+def test_shards_go_on_when_what_they_were_forked_from_is_killed(local: LocalSet) -> None:
+    with Client(local.folder, patience_s=PATIENCE_S) as client:
+        client.create(COUNTS)
+        before, template = local.pids(), local._template.popen.pid
+        assert template not in before.values()
+        os.kill(template, signal.SIGKILL)
+        until(lambda: local._template.popen.pid != template)
+        client.push("counts", range(10), -ones((10, 2)))
+        assert local.pids() == before
+        until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+        os.kill(before[1], signal.SIGKILL)  # now it takes the new one
+        client.push("counts", range(10), -ones((10, 2)))
+        assert (client.pull("counts", range(10)) == 2).all()
+        until(lambda: local.pids().get(1, before[1]) != before[1])
+    assert local.restarts == 1
+
+
+@pytest.mark.slow
+def test_both_killed_at_once(local: LocalSet) -> None:
+    with Client(local.folder, patience_s=PATIENCE_S) as client:
+        client.create(COUNTS)
+        client.push("counts", range(10), -ones((10, 2)))
+        until(lambda: all(one["whole"] for _, said in client.call_all("stats") for one in said["followers"]))
+        for pid in (local._template.popen.pid, local.pids()[0]):
+            os.kill(pid, signal.SIGKILL)
+        assert (client.pull("counts", range(10)) == 1).all()
+    until(lambda: len(local.pids()) == 2)
+
+
+@pytest.mark.slow
+def test_shards_end_in_good_order_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    words = ["--shards", "2", "--replicas", "1", "--folder", str(tmp_path)]
+    up = subprocess.Popen([sys.executable, "-m", "clipper", "params", "up", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert up.stdout is not None
+        assert "2 shards serve" in up.stdout.readline()
+        with Client(tmp_path) as client:
+            client.create(COUNTS)
+            client.push("counts", range(10), -ones((10, 2)))
+        assert running_in(tmp_path) == [0, 1]
+    finally:
+        up.kill()
+        up.communicate()
+    until(lambda: not running_in(tmp_path))
+    assert {part.shard for part in parts_in(tmp_path / "snapshots")} == {0, 1}
+    again = LocalSet(ParamsSettings(folder=str(tmp_path), shards=2, snapshot_s=0.0)).start()
+    try:
+        with Client(tmp_path, patience_s=PATIENCE_S) as client:
+            assert (client.pull("counts", range(10)) == 1).all()
+    finally:
+        again.stop(snapshot=False)
+
+
+def heard(line: socket.socket) -> tuple[Any, list[int]]:
+    data, fds, _, _ = socket.recv_fds(line, 1 << 16, 1)
+    return json.loads(data), fds
+
+
+def test_what_cannot_be_forked_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def no() -> int:
+        raise BlockingIOError("too many processes")
+
+    monkeypatch.setattr(os, "fork", no)
+    with ours, theirs:
+        Template(theirs, -1, None)._fork({"number": 3, "folder": "nowhere"})  # type: ignore[arg-type]
+        assert heard(ours) == ({"number": 3, "error": "too many processes"}, [])
+    local = LocalSet(ParamsSettings(folder=str(tmp_path), shards=1))
+    try:
+        local._wanted.add(0)
+        local._heard(({"number": 0, "error": "too many processes"}, -1))
+        assert not local._wanted
+        assert len(local._due) == 1
+    finally:
+        local.stop(snapshot=False)
