@@ -29,7 +29,7 @@ from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.frames import packed, unpacked
 from clipper.params.line import Line
-from clipper.params.parameters import Ids, Piece
+from clipper.params.parameters import DENSE, Ids, Piece
 from clipper.params.recovery import Source, synced, written
 from clipper.params.replication import asked, still
 from clipper_core.shard_door import ShardDoor, each_once
@@ -41,7 +41,9 @@ ROUNDS_MAX = 8
 SLOW_ROUND = 2  # from this one on pushes wait while a piece is read
 SLOW_TURN = 32  # after so many in a row they wait for each
 LAST_BYTES_MAX = 1 << 20  # that pushes wait for at once: well below a millisecond
-KEPT_BYTES_MAX = 256 << 20  # of changes, read and not yet written
+KEPT_BYTES_MAX = 512 << 20  # of changes, read and not yet written
+TURN_S = 0.005  # at most, for it to take it
+PAUSE_S = 0.0001
 DRAINED_IDS = 1 << 16  # at once; a push that comes meanwhile waits for some tens of microseconds
 DIRTY_IDS_MAX = 1 << 22
 SNAPSHOT_S = 600.0  # that another shard may take for one
@@ -266,13 +268,16 @@ class Dirty:
 
 
 @contextlib.contextmanager
-def _slowed(door: ShardDoor) -> Iterator[None]:
-    """Pushes wait; then they have as long for themselves."""
+def _slowed(door: ShardDoor, share: float) -> Iterator[None]:
+    """Pushes wait; then they have a share of that time for themselves, and one that waited has its turn before the next piece."""
     with still(door):
-        began_s = time.monotonic()
+        began_s, position = time.monotonic(), door.position
         yield
+        until_s = time.monotonic() + TURN_S
         took_s = time.monotonic() - began_s
-    time.sleep(took_s)
+    time.sleep(took_s * share)
+    while door.position == position and time.monotonic() < until_s:
+        time.sleep(PAUSE_S)
 
 
 def _flush(pieces: list[Piece], writer: PartWriter) -> None:
@@ -421,23 +426,26 @@ class Snapshots:
     def _catch_up(self, writer: PartWriter) -> None:
         """What has changed since; the last of it while pushes wait.
 
-        A disk may take longer for it than pushes take to change it again, so what fits is read into memory and written at the
-        end: each round is shorter than the one before. Where that is not enough, pushes are slowed: they wait for every piece.
+        A disk may take longer for it than pushes take to change it again: then it is read into memory, and written at the end,
+        and pushes have less time in each round than in the one before. Variables change with every step: they are read last.
         """
         door, parameters = self._shard.door, self._shard.parameters
-        kept, size, before = list[Piece](), 0, 0
+        kept, size, dense = list[Piece](), 0, dict[int, Ids]()
         for round_ in range(ROUNDS_MAX + 1):
             self._drain()
             changed = self._dirty.take()
-            nbytes = parameters.size_of(changed)
-            if nbytes <= LAST_BYTES_MAX or round_ == ROUNDS_MAX or (round_ > SLOW_ROUND and nbytes > 0.8 * before):
+            if round_ and DENSE in changed:
+                dense[DENSE] = changed.pop(DENSE)
+                self._dirty.add(dense)
+            nbytes, slow = parameters.size_of(changed), round_ >= SLOW_ROUND
+            if nbytes <= LAST_BYTES_MAX or round_ == ROUNDS_MAX:
                 break
-            size, before = size + nbytes, nbytes
+            size += nbytes if slow else 0
             kept.append({"tables": parameters.shape()["tables"]})
-            for chunk in parameters.chunks(changed, LAST_BYTES_MAX):
-                with _slowed(door) if round_ >= SLOW_ROUND else contextlib.nullcontext():
+            for chunk in parameters.chunks(changed, LAST_BYTES_MAX << min(round_, 2)):
+                with _slowed(door, 0.1 ** (round_ - 1)) if slow else contextlib.nullcontext():
                     kept.append(parameters.of(chunk))
-                if size > KEPT_BYTES_MAX:
+                if not slow or size > KEPT_BYTES_MAX:
                     _flush(kept, writer)
         with still(door):
             self._drain(still=True)
@@ -455,7 +463,7 @@ class Snapshots:
         until, position, turn = door.position, -1, 0
         while position < until:
             turn += 1
-            with _slowed(door) if turn > SLOW_TURN and not still else contextlib.nullcontext():
+            with _slowed(door, 1.0) if turn > SLOW_TURN and not still else contextlib.nullcontext():
                 found = door.changed(SLOT, DRAINED_IDS)
             if found is None:
                 raise StoreError("too much changed meanwhile to keep count of it.", hint="The next snapshot is a whole one.")
