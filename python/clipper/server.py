@@ -47,6 +47,7 @@ from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
 from clipper.serving.processor import predict
 from clipper.serving.questions import Questions
+from clipper.serving.reads import said_of
 from clipper.serving.recorder import Recorded, Recorder
 from clipper.serving.roles import check_roles
 from clipper.serving.scaling import replica_bounds
@@ -128,7 +129,7 @@ class ClipperServer(Streaming, Joining, Tabled):
             self._dispatch.start()
             self._open_tables()
             self._deployment.tables = self._tables
-            self._questions.contexts = self._context_rows
+            self._questions.contexts, self._running_models.watching = self._context_rows, self._watching
             self._deployment.start()
             self._enter_mesh()
             self._end_following = self.catalog.on_change(self._questions.resolve)
@@ -211,8 +212,7 @@ class ClipperServer(Streaming, Joining, Tabled):
             self._frontends.stop()
         self._deciding.close()
         self._deployment.containers.stop()
-        if self._tables is not None:
-            self._tables.stop()
+        self._close_tables()
         self.catalog.close()
         self._learning.close()
         self._recorder.close()
@@ -279,6 +279,8 @@ class ClipperServer(Streaming, Joining, Tabled):
         cpus: float = 0.0,
         gpus: str = "",
         tables: Mapping[str, Mapping[str, Any]] | None = None,
+        reads: Any = None,
+        tolerance: float = 0.0,
         wait: bool = True,
         promote: bool = True,
     ) -> CoreModel:
@@ -296,6 +298,8 @@ class ClipperServer(Streaming, Joining, Tabled):
         deployer: "process", "docker" or "podman" (server.deployer when not given); for the last two, of each container:
         memory_mib, cpus (0: no limit), gpus ("all", a number, or ids as "0,2"); docs/images.md.
         tables: of parameters, {"factors": {"dim": 8}}, beside those that the model's class declares: docs/params.md, "Serving".
+        reads: the rows that a prediction is made of, {"taste": [0, 1]}: columns of the input by table, or a function of the
+        input; a cached prediction is forgotten once one of them has moved by more than `tolerance`, a share of its norm.
         Raises PackagingError, AlreadyExists, DeployFailed (with the container's last lines); of tables DoesNotFit (this server
         has none), InvalidInput, TypeConflict (one is there, and another), ShardAway.
         """
@@ -314,6 +318,8 @@ class ClipperServer(Streaming, Joining, Tabled):
             "requirements": lines_of(requirements),
             "python": python,
             "tables": dict(tables or {}),
+            "reads": said_of(name, reads) if reads is not None else {},
+            "tolerance": float(tolerance),
             **placing(deployer or self.config.server.deployer, memory_mib, cpus, gpus),
         }
         return self._deployment.deploy(name, model, version, code, input, wait, promote, **settings).core

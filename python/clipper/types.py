@@ -338,6 +338,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     deployer: "process" (or empty), "docker" or "podman"; for the last two: memory_mib, cpus (0: no limit) and gpus ("all", a
     number, or ids as "0,2") of each container.
     tables: of parameters that it uses, by name: {"factors": {"dim": 8}}; what else is said of one is docs/params.md's.
+    reads: rows that a prediction is made of: columns of the input by table, or `module:function`; tolerance: how far these may
+    move, as a share of their norm, until a cached one is forgotten.
     created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
@@ -365,6 +367,8 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     cpus: float = 0.0
     gpus: str = ""
     tables: dict[str, dict[str, Any]] = {}
+    reads: dict[str, tuple[int, ...]] | str = {}
+    tolerance: float = 0.0
 
     @property
     def id(self) -> VersionedModel:

@@ -18,7 +18,7 @@ class Model:
     slo_us: int
     similar: Similarity | None
     on_untyped: Callable[[Any], tuple[str, tuple[int, ...]]] | None
-    watch: Callable[[Any, int, int], int] | None
+    watch: Any
     def __init__(
         self,
         engine: Engine,

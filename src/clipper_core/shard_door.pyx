@@ -43,7 +43,7 @@ cdef enum:
     EVENTS_MAX = 64
     READ_BYTES = 65536
     KEEP_BYTES = 1048576        # of a buffer, between large frames
-    FOLLOWERS = 8
+    FOLLOWERS = 9
     SEQUENCES_BYTES = 144
 
 cdef u64 POST = <u64> 1 << 40
@@ -215,22 +215,22 @@ cdef void _release(DoorState* s) noexcept nogil:
 
 cdef u64 _gather(ShardLog* log, Follower* one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept nogil:
     """Under the log's guard: what it has not been told, which it now has. -> the position after it"""
-    cdef size_t i, at = 0, begin = 0, first = <size_t> (one.taken - log.first)
+    cdef size_t i, first = <size_t> (one.taken - log.first), n = log.changes.size(), at = log.ids.size(), begin
     cdef u32 j
-    for i in range(log.changes.size()):
-        if i == first:
-            begin = at
-        if i >= first:
-            if at - begin >= most:
-                break
-            one.taken += 1
-            if ids.size() <= log.changes[i].table:
-                ids.resize(log.changes[i].table + 1)
-            for j in range(log.changes[i].n):
-                ids[log.changes[i].table].push_back(log.ids[at + j])
-            if log.changes[i].sequence:
-                told.push_back(log.changes[i].worker)
-                told.push_back(log.changes[i].sequence)
+    for i in range(first, n):       # from the end: what others have not been told may be much more
+        at -= log.changes[i].n
+    begin = at
+    for i in range(first, n):
+        if at - begin >= most:
+            break
+        one.taken += 1
+        if ids.size() <= log.changes[i].table:
+            ids.resize(log.changes[i].table + 1)
+        for j in range(log.changes[i].n):
+            ids[log.changes[i].table].push_back(log.ids[at + j])
+        if log.changes[i].sequence:
+            told.push_back(log.changes[i].worker)
+            told.push_back(log.changes[i].sequence)
         at += log.changes[i].n
     log.trim()
     return one.taken
@@ -498,7 +498,7 @@ cdef class ShardDoor:
         self.state.log.guard.unlock()
 
     def follow(self, u32 number, *, bint waited=False):
-        """Follower `number` (below 8) hears of changes from now on; waited: a push is answered when it has them. It has nothing
+        """Follower `number` (below 9) hears of changes from now on; waited: a push is answered when it has them. It has nothing
         until it acknowledges: not even what came before."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()

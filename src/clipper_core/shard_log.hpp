@@ -62,7 +62,7 @@ struct Follower {
 };
 
 struct ShardLog {
-    static constexpr std::size_t kFollowers = 8;
+    static constexpr std::size_t kFollowers = 9;
     std::mutex guard;
     std::deque<Change> changes;
     std::deque<std::int64_t> ids;

@@ -43,7 +43,7 @@ cdef extern from "shard_log.hpp" namespace "clipper" nogil:
         u64 ids_max
         u64 held_max
         u64 workers_max
-        Follower[8] followers
+        Follower[9] followers
         deque[Held] held
         int fd
         u64 position() noexcept

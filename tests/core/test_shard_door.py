@@ -339,8 +339,8 @@ def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> N
 
 
 def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
-    with pytest.raises(StatusError, match="follower 8"):
-        shard.door.follow(8)
+    with pytest.raises(StatusError, match="follower 9"):
+        shard.door.follow(9)
     worker.send(CALL, payload=b"x" * 8)
     select.select([shard.door.calls_fd], [], [], 10)
     ((whom, _, _),) = shard.door.calls()

@@ -2,9 +2,9 @@
 
 What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body `{"input": [...]}` and nothing
 beside, or an infer request of one row, as JSON or binary; in the plainest of HTTP, of an application with one model, a policy
-that learns nothing, no decider, no roles, and numbers for input. Its table is made anew at every change of the catalog, before
-whoever made the change hears that it is made. The answers are the same to the byte, and so are the counts: the door adds to the
-very counters of serving/tally and metrics.
+that learns nothing, no decider, no roles, numbers for input, and predictions that no tables are read for. Its table is made anew
+at every change of the catalog, before whoever made the change hears that it is made. The answers are the same to the byte, and
+so are the counts: the door adds to the very counters of serving/tally and metrics.
 
 Whatever else comes on a connection, the connection comes here with it (frontend/http.py); and back, when it has been plain for a
 while. A query that ends in anything but a prediction that is written as it stands has its response made here, from its future, as
@@ -183,7 +183,7 @@ class Hot:
         if dtype == "any":
             self._untyped.append(question)
         subject = Subject(question, form, pattern, name, version)
-        if dtype in _UNREAD or core.similar is not None or (form == "infer" and core.shape == (-1,)):
+        if dtype in _UNREAD or core.similar is not None or core.watch is not None or (form == "infer" and core.shape == (-1,)):
             return
         if self._leads_to(subject.path) != pattern:
             return

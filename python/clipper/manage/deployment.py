@@ -267,6 +267,7 @@ class Deployment:
                 "stage": self._building.stage_of(running.model.id).stage,
                 "untaught": self.teaching.untaught(running.model.id) + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
+                **({"followed": running.core.watch.stats()} if running.core.watch is not None else {}),
             }  # fmt: skip
         return models
 

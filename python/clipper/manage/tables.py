@@ -8,14 +8,17 @@ from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import DoesNotFit, InvalidInput, NotAllowed
 from clipper.selection import policy_named, takes_context
+from clipper.serving.reads import check_reads
 from clipper.types import Application, Model
 
 if TYPE_CHECKING:
     from clipper.params.client import Client
     from clipper.params.contexts import UserRows
     from clipper.params.serving import ServedSet
+    from clipper.params.watching import Watching
 
 _log = logging.getLogger(__name__)
+_HINT = "Start it by clipper.start(params='FOLDER'), or set params in [server]."
 _ENGINES = ("docker", "podman")
 
 
@@ -25,6 +28,7 @@ class Tabled:
     config: Config
     catalog: Catalog
     _tables: "ServedSet | None" = None
+    _watching: "Watching | None" = None
 
     @property
     def params(self) -> "Client":
@@ -38,8 +42,16 @@ class Tabled:
         """Where [server] params says, if it does. Imported by those who want it."""
         if self.config.server.params:
             from clipper.params.serving import ServedSet, settings_of
+            from clipper.params.watching import Watching
 
             self._tables = ServedSet(settings_of(self.config)).start()
+            self._watching = Watching(self._tables.folder)
+
+    def _close_tables(self) -> None:
+        if self._watching is not None:
+            self._watching.stop()
+        if self._tables is not None:
+            self._tables.stop()
 
     def _context_rows(self, application: str, table: str) -> "UserRows | None":
         """Of an application that takes its users' vectors from a table."""
@@ -68,13 +80,15 @@ class Tabled:
 
 
 def make_tables(tables: "ServedSet | None", model: Model) -> None:
-    """Those that a model declares. Raises DoesNotFit where it cannot have any, and what ServedSet.make raises."""
+    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_reads and ServedSet.make raise."""
+    check_reads(model)
+    if model.reads and tables is None:
+        raise DoesNotFit(f"model '{model.id}' reads tables, and this server has none.", hint=_HINT)
     if not model.tables:
         return
     what = f"model '{model.id}' declares tables ({', '.join(model.tables)})"
     if tables is None:
-        hint = "Start it by clipper.start(params='FOLDER'), or set params in [server]."
-        raise DoesNotFit(f"{what}, and this server has none.", hint=hint)
+        raise DoesNotFit(f"{what}, and this server has none.", hint=_HINT)
     if model.deployer in _ENGINES:
         hint = "Deploy it with deployer='process'."
         raise DoesNotFit(f"{what}; a container of {model.deployer} does not reach them.", hint=hint)

@@ -75,6 +75,10 @@ class Line:
     def name(self) -> str:
         return f"shard {self.number} at {self._address(self.number)}"
 
+    def fileno(self) -> int:
+        """Of its connection, to wait for it; -1 without one."""
+        return -1 if self._socket is None else self._socket.fileno()
+
     def close(self) -> None:
         self._open.clear()
         self._sharing.end()

@@ -21,6 +21,7 @@ import msgspec
 from clipper.clock import wall_time_us
 from clipper.errors import ClipperError, DoesNotFit, InvalidInput
 from clipper.params import frames
+from clipper.params.changes import Changes
 from clipper.params.counting import Ages, stats_of
 from clipper.params.frames import Kind, Refusal, packed, unpacked
 from clipper.params.line import Line
@@ -96,6 +97,7 @@ class Shard:
         self._address = Book(place.book).address if place.book is not None else place.addresses.__getitem__
         self._now_s = self.began_s
         self.followers = self._followers()
+        self.changes = Changes(self.door, lambda: self.parameters, self.door.answer)
         waited = settings.replication == "waited"
         self.copies = {
             of: Follower(place.number, of, self.line(of), 0.0 if waited else settings.period_s)
@@ -111,6 +113,7 @@ class Shard:
             "synchronize": self._synchronize,
             "walk": self._walk,
             "snapshot": self._snapshot,
+            "watch": lambda said, whom: self.changes.watch(said, whom, self._now_s),
         }
         self._early: dict[str, Callable[[Piece, Whom], Piece | bytes | None]] = {
             "replica": self._replica,
@@ -177,7 +180,7 @@ class Shard:
 
     def turn(self) -> None:
         """Wait for something to answer, and answer it."""
-        for fd, _ in self._poll.poll(TICK_S * 1000):
+        for fd, _ in self._poll.poll(min(TICK_S, self.changes.look_s) * 1000):
             if fd != self.door.calls_fd:
                 os.eventfd_read(fd)
         self._now_s = time.monotonic()
@@ -186,6 +189,7 @@ class Shard:
         while self._posted:
             self._posted.popleft()()
         self.followers.look(self._now_s)
+        self.changes.look(self._now_s)
         self._let_go()
         if self._now_s - self._checked_s >= TICK_S:
             self._checked_s = self._now_s

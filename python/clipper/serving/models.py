@@ -1,19 +1,23 @@
 """The engine of this node and the model versions that it serves: each a record of the catalog beside its queue in the engine."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from clipper.errors import InvalidInput
 from clipper.serving.containers import Seat
+from clipper.serving.reads import Reads, Watches, ids_of
 from clipper.settings.server import Limits
 from clipper.types import InputType, Model, VersionedModel
 from clipper_core.engine import Engine
 from clipper_core.model import Model as CoreModel
 from clipper_core.projection import Similarity
 
+_log = logging.getLogger(__name__)
 _MODEL_SLO_US = 1_000_000  # of a query that names a model and no SLO
 
 
@@ -32,6 +36,7 @@ class RunningModels:
         self._uids = itertools.count(1)
         self._guard = threading.Lock()
         self._running: dict[VersionedModel, Running] = {}
+        self.watching: Watches | None = None  # of a server that has tables
 
     def __iter__(self) -> Iterator[Running]:
         return iter(tuple(self._running.values()))
@@ -59,10 +64,13 @@ class RunningModels:
     def forget(self, wanted: VersionedModel) -> None:
         """Serve it no more. Its queue stays with the engine; nothing new reaches it."""
         with self._guard:
-            self._running.pop(wanted, None)
+            gone = self._running.pop(wanted, None)
+        if gone is not None and gone.core.watch is not None and self.watching is not None:
+            self.watching.remove(gone.core.watch)
 
     def _make(self, model: Model, lane_rows: int = 0, unlisted: bool = False) -> CoreModel:
         output = InputType.parse(model.output)
+        reads = self._reads_of(model)
         core = CoreModel(
             self._engine_of(model.name),
             str(model.id),
@@ -70,7 +78,7 @@ class RunningModels:
             model.input.dtype,
             row_shape(model.input),
             slo_us=_MODEL_SLO_US,
-            cached=model.cache,
+            cached=model.cache and (not model.reads or reads is not None),
             finite=model.finite,
             lane_rows=lane_rows or self._limits.queue_rows_max,
             lane_bytes_max=self._limits.queue_bytes_max,
@@ -80,7 +88,23 @@ class RunningModels:
             unlisted=unlisted,
         )
         core.on_untyped = _infer
+        if reads is not None and self.watching is not None:
+            forget = lambda key, number: core.forget(key[0], key[1], number)  # noqa: E731
+            core.watch = self.watching.watched(reads, model.tolerance, self._limits.followed_max, forget)
         return core
+
+    def _reads_of(self, model: Model) -> Reads | None:
+        """Of a model whose predictions are cached for as long as the rows they were made of stay where they are."""
+        if not (model.reads and model.cache):
+            return None
+        try:
+            if self.watching is not None:
+                return ids_of(model.reads)
+            why = "This server has no tables."
+        except InvalidInput as error:
+            why = str(error)
+        _log.warning("model %s reads tables, and its predictions are not cached: %s", model.id, why)
+        return None
 
     def seat(self, running: Running) -> Seat:
         return Seat(

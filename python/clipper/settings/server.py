@@ -130,6 +130,9 @@ class Limits(msgspec.Struct, frozen=True):
         float, about("longest time an application or query may ask for", "ms", ge=1, le=86_400_000)
     ] = 60_000.0
     state_bytes_max: Annotated[int, about("the file of the catalog; 0 for no bound", "bytes", ge=0, le=1 << 40)] = _GIB
+    followed_max: Annotated[
+        int, about("cached predictions of a model that reads tables, whose rows are followed", "predictions", ge=1, le=1 << 24)
+    ] = 1 << 16
     log_lines_max: Annotated[int, about("last lines kept of each container's output", "lines", ge=1, le=100_000)] = 200
 
 

@@ -1,0 +1,118 @@
+"""What a shard tells those who watch its rows: which ids have changed.
+
+Watchers are servers that keep predictions, and want to know which rows these were made of have moved. A watcher asks what has
+changed since a position, over and over, and the question stays open until something has. All of them are one follower of the
+shard's log, which is emptied into a list here: each has a place in it, and one that is too far behind is told so, and knows
+nothing any more. Nobody waits for them, and when nobody asks, nothing is kept.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clipper.errors import InvalidInput
+from clipper.params.frames import packed
+from clipper.params.parameters import Ids, Parameters, Piece
+from clipper_core.shard_door import ShardDoor
+
+SLOT = 8  # of the shard's log; below it are replicas and snapshots
+IDS_MAX = 1 << 20  # kept for those who have not asked yet
+IDLE_S = 30.0  # without a question: nobody watches
+LOOK_S = 0.01  # how often it is looked whether something has changed, while a question is open
+WAIT_S_MAX = 5.0
+Whom = tuple[int, int, int]
+Asked = tuple[Whom, int, float]  # who, since when, until when
+
+
+class Changes:
+    """Of one shard. Threads: the answering one.
+
+    parameters: as they are now.  answer: (whom, payload), later.
+    """
+
+    def __init__(self, door: ShardDoor, parameters: Callable[[], Parameters], answer: Callable[[Any, bytes], None]) -> None:
+        self._door, self._parameters, self._answer = door, parameters, answer
+        self._on = False
+        self._first = self._position = self._size = 0
+        self._kept: deque[tuple[int, dict[int, Ids]]] = deque()  # up to which position, and what had changed
+        self._asked: dict[int, Asked] = {}  # by connection
+        self._heard_s = 0.0
+
+    @property
+    def look_s(self) -> float:
+        """How long the answering thread may wait for something else."""
+        return LOOK_S if self._asked else float("inf")
+
+    def watch(self, said: Piece, whom: Whom, now: float) -> Piece | None:
+        """The answer, or None: later. Raises InvalidInput."""
+        since = said.get("since", -1)
+        if not isinstance(since, int):
+            raise InvalidInput(f"watch: since is a position, or -1, not {since!r:.100}.")
+        self._heard_s = now
+        if not self._on:
+            self._begin()
+        self._take()
+        if said.get("epoch") != self._door.epoch or not self._first <= since <= self._position:
+            return self._told({}, lost=True)
+        found = self._since(since)
+        wait_s = min(float(said.get("wait_s", 0.0)), WAIT_S_MAX)
+        if found or wait_s <= 0:
+            return self._told(found)
+        self._asked[whom[0]] = (whom, since, now + wait_s)
+        return None
+
+    def look(self, now: float) -> None:
+        """Those who wait for a change have it, or wait no more."""
+        if not self._on:
+            return
+        self._take()
+        for conn, (whom, since, until) in list(self._asked.items()):
+            lost = since < self._first
+            found = {} if lost else self._since(since)
+            if found or lost or now >= until:
+                del self._asked[conn]
+                self._answer(whom, packed(self._told(found, lost=lost)))
+        if not self._asked and now - self._heard_s > IDLE_S:
+            self._end()
+
+    def _begin(self) -> None:
+        self._door.follow(SLOT)
+        self._on, self._first = True, self._door.position
+        self._position = self._first
+
+    def _end(self) -> None:
+        self._door.unfollow(SLOT)
+        self._on, self._size = False, 0
+        self._kept.clear()
+
+    def _take(self) -> None:
+        """What the log has since the last time."""
+        if self._door.position == self._position:
+            return
+        found = self._door.changed(SLOT)
+        if found is None:  # it held more than it may
+            self._end()
+            self._begin()
+            return
+        self._position = found[0]
+        size = sum(ids.size for ids in found[1].values())
+        self._kept.append((self._position, found[1]))
+        self._size += size
+        while self._size > IDS_MAX:
+            self._first, gone = self._kept.popleft()
+            self._size -= sum(ids.size for ids in gone.values())
+
+    def _since(self, since: int) -> dict[str, Ids]:
+        later = []
+        for position, changed in reversed(self._kept):
+            if position <= since:
+                break
+            later.append(changed)
+        numbers = enumerate(self._parameters().specs)
+        parts = {spec.name: [one[number] for one in later if number in one] for number, spec in numbers}
+        return {name: np.unique(np.concatenate(each)) for name, each in parts.items() if each}
+
+    def _told(self, rows: dict[str, Ids], *, lost: bool = False) -> Piece:
+        return {"position": self._position, "epoch": self._door.epoch, "lost": lost, "rows": rows}

@@ -1,0 +1,291 @@
+"""A server hears which rows of a set of shards have moved, for the models whose cached predictions were made of them.
+
+One thread has a question open at every shard: what has changed since it last heard? It pulls the changed rows that some cached
+prediction was made of, and those that have just come to be of interest. While any shard is away, or has said that too much has
+changed to tell, nothing is known of any row: all is forgotten, and nothing is cached, until every shard has answered again.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from clipper.errors import ClipperError, UnknownTable
+from clipper.params.client import Client
+from clipper.params.frames import Kind, refusal, unpacked
+from clipper.params.line import Ask, Line, addresses_in, call
+from clipper.params.moves import Ids, Key, Moves, generations
+
+_log = logging.getLogger(__name__)
+WAIT_S = 1.0  # a question stays open
+ANSWER_S = 3.0  # a shard that says nothing for so long is away
+PACE_S = 0.01  # between an answer and the next question
+AGAIN_S = 0.1  # until one that is away is asked again
+GATHER_S = 0.005  # rows that come to be of interest are pulled together
+ROWS_A_PREDICTION = 4  # that are followed, on average
+
+
+class Watched:
+    """The cached predictions of one model: what `clipper_core.model.Model.watch` asks. Threads: any.
+
+    reads: of an input, the ids of each table; None when they cannot be told.  made_max: predictions that are followed.
+    forget: a key and its number, from the cache.
+    """
+
+    def __init__(
+        self,
+        watching: "Watching",
+        reads: Callable[[Any], Mapping[str, Ids] | None],
+        tolerance: float,
+        made_max: int,
+        forget: Callable[[Key, int], object],
+    ) -> None:
+        self._watching, self._reads = watching, reads
+        self.moves = Moves(tolerance, made_max, made_max * ROWS_A_PREDICTION, forget)
+        self.guard = threading.Lock()
+        self.uncached = 0  # queries whose rows could not be followed
+        self._find = self.moves.find
+
+    def __call__(self, x: Any, lo: int, hi: int) -> int:
+        """The number under which the prediction of x is found. key: lo, hi."""
+        made = self._find((lo, hi))
+        return (made.generation if made is not None else 0) or self._enter(x, (lo, hi))
+
+    def _enter(self, x: Any, key: Key) -> int:
+        reads = self._reads(x) if self._watching.knows else None
+        if reads is not None:
+            with self.guard:
+                if self._watching.knows:  # who forgets all says first that it knows nothing
+                    number = self.moves.enter(key, reads)
+                    if self.moves.has_new:
+                        self._watching.wake()
+                    return number
+        self.uncached += 1
+        return next(generations)
+
+    def stats(self) -> dict[str, Any]:
+        """predictions and rows that are followed; forgotten: how many since the start, by why; uncached: queries whose rows could
+        not be followed; knows: what moves is known now."""
+        moves = self.moves
+        return {
+            "predictions": len(moves), "rows": moves.rows, "tolerance": moves.tolerance, "forgotten": dict(moves.forgotten),
+            "uncached": self.uncached, "knows": self._watching.knows,
+        }  # fmt: skip
+
+
+class Post:
+    """At one shard. ask: the open question.  question: its number, or that of the last.  position: of what was heard last; -1:
+    nothing is known.  due_s: when to ask again, or to give up."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.ask: Ask | None = None
+        self.question, self.position, self.epoch, self.due_s = 0, -1, -1, 0.0
+
+
+class Watching:
+    """The first that is watched begins it, stop() ends it. Threads: any.
+
+    shards: the folder of a set on this host.  knows: whether anything can be said of rows now.
+    """
+
+    def __init__(self, shards: str | os.PathLike[str]) -> None:
+        self._shards = shards
+        self.knows = False
+        self._watched: tuple[Watched, ...] = ()
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = self._woken = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._client: Client
+        self._posts: list[Post] = []
+
+    def watched(
+        self,
+        reads: Callable[[Any], Mapping[str, Ids] | None],
+        tolerance: float,
+        made_max: int,
+        forget: Callable[[Key, int], object],
+    ) -> Watched:
+        """From now on, until it is removed."""
+        new = Watched(self, reads, tolerance, made_max, forget)
+        with self._guard:
+            self._watched = (*self._watched, new)
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._run, name="clipper-watching", daemon=True)
+                self._thread.start()
+        return new
+
+    def remove(self, watched: object) -> None:
+        with self._guard:
+            self._watched = tuple(one for one in self._watched if one is not watched)
+
+    def wake(self) -> None:
+        """There are rows to be pulled."""
+        if self._woken:
+            return
+        with self._guard:
+            if not self._stopping:
+                self._woken = True
+                os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        with self._guard:
+            if self._stopping:
+                return
+            self._stopping = True
+            os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join()
+        self._lose("the server ends")
+        os.close(self._wake)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                addresses, token = addresses_in(self._shards)
+                self._client = Client(self._shards, patience_s=ANSWER_S, answer_s=ANSWER_S)
+                break
+            except ClipperError as error:
+                _log.warning("nothing is cached of models that read tables: %s", error)
+                self._pause(1.0)
+        else:
+            return
+        self._posts = [Post(Line(i, self._address, token, 0, ANSWER_S)) for i in range(len(addresses))]
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            for post in self._posts:
+                post.line.close()
+            self._client.close()
+
+    def _address(self, shard: int) -> str:
+        return addresses_in(self._shards)[0][shard]
+
+    def _pause(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        for post in self._posts:
+            if post.ask is None and now >= post.due_s:
+                self._ask(post, now)
+            elif post.ask is not None and now >= post.due_s:
+                self._is_away(post, "it does not answer")
+        for post in self._heard_of():
+            self._hear(post)
+        if self._woken:
+            time.sleep(GATHER_S)
+            self._begin()
+
+    def _heard_of(self) -> list[Post]:
+        """Those that say something; or nobody, because it is time for something else."""
+        poll, open_at = select.poll(), {}
+        poll.register(self._wake, select.POLLIN)
+        for post in self._posts:
+            if post.ask is not None and (fd := post.line.fileno()) >= 0:
+                open_at[fd] = post
+                poll.register(fd, select.POLLIN)
+        until_s = min(post.due_s for post in self._posts) - time.monotonic()
+        return [open_at[fd] for fd, _ in poll.poll(max(0.0, until_s) * 1000 + 1) if fd in open_at]
+
+    def _ask(self, post: Post, now: float) -> None:
+        ask = call("watch", since=post.position, epoch=post.epoch, wait_s=WAIT_S)
+        post.question += 1
+        try:
+            post.line.send(ask)
+        except (OSError, ClipperError) as error:
+            self._is_away(post, str(error))
+            return
+        post.ask, post.due_s = ask, now + WAIT_S + ANSWER_S
+
+    def _hear(self, post: Post) -> None:
+        ask = post.ask
+        assert ask is not None
+        try:
+            head = post.line.wait(ask)
+            if head.kind != Kind.ANSWER:
+                raise refusal(head, ask.body, post.line.name)
+            said = unpacked(ask.body)
+        except (OSError, ClipperError) as error:
+            self._is_away(post, str(error))
+            return
+        post.ask, post.due_s = None, time.monotonic() + PACE_S
+        known = post.position >= 0
+        post.position, post.epoch = int(said["position"]), int(said["epoch"])
+        if said["lost"]:
+            if known:
+                self._lose(f"{post.line.name} has changed too much to tell")
+            self.knows = all(one.position >= 0 for one in self._posts)
+            return
+        for table, ids in said["rows"].items():
+            self._moved(post, str(table), ids)
+
+    def _is_away(self, post: Post, why: str) -> None:
+        post.line.close()
+        post.ask, post.due_s = None, time.monotonic() + AGAIN_S
+        if post.position >= 0:
+            post.position = -1
+            self._lose(f"{post.line.name}: {why}")
+
+    def _lose(self, why: str) -> None:
+        """Nothing is known of what was followed."""
+        self.knows = False
+        if not self._stopping and any(len(one.moves) for one in self._watched):
+            _log.warning("all predictions that were made of rows are forgotten: %s", why)
+        for watched in self._watched:
+            with watched.guard:
+                watched.moves.forget_all("lost")
+
+    # -- rows
+
+    def _moved(self, post: Post, table: str, ids: Ids) -> None:
+        """The shard has named them."""
+        mine = []
+        for watched in self._watched:
+            with watched.guard:
+                followed = watched.moves.followed(table, ids)
+            if followed.size:
+                mine.append((watched, followed))
+        if not mine:
+            return
+        each = np.unique(np.concatenate([followed for _, followed in mine]))
+        try:
+            values = self._client.pull(table, each)
+        except ClipperError as error:
+            self._is_away(post, str(error))
+            return
+        for watched, followed in mine:
+            with watched.guard:
+                watched.moves.moved(table, followed, values[np.searchsorted(each, followed)], post.question)
+
+    def _begin(self) -> None:
+        """What is followed since just now is pulled for the first time."""
+        self._woken = False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        for watched in self._watched:
+            with watched.guard:
+                new = watched.moves.new
+            for table, ids in new.items():
+                try:
+                    values = self._client.pull(table, ids)
+                except UnknownTable:
+                    values = None  # whatever is pushed there, once it is, is a change
+                except ClipperError as error:
+                    _log.warning("rows of table %r cannot be followed: %s", table, error)
+                    values = None
+                surely = [post.question + 2 for post in self._posts]
+                with watched.guard:
+                    watched.moves.begin(table, ids, values, surely)

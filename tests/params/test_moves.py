@@ -1,0 +1,205 @@
+"""Which predictions are forgotten when rows move: beside a twin that keeps all that ever happened and computes it anew."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clipper.params.moves import Key, Moves
+
+SHARDS = 2
+Event = tuple[str, int, int, float]  # what, row, question, step
+
+
+class Twin:
+    """Everything that happened, in order; who is forgotten is asked of all of it each time."""
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self.events: list[tuple[str, int, float]] = []
+        self.made: dict[Key, tuple[list[int], int]] = {}
+
+    def enter(self, key: Key, ids: list[int]) -> None:
+        self.made.setdefault(key, (ids, len(self.events)))
+
+    def look(self) -> None:
+        for key, (ids, since) in list(self.made.items()):
+            for id in ids:
+                steps = [step for what, row, step in self.events[since:] if row == id]
+                if sum(steps) > self.tolerance:
+                    del self.made[key]
+                    break
+
+
+class World:
+    """Rows of two shards as they are, a Moves that pulls them, and its twin. Every row's value is a number: its norm."""
+
+    def __init__(self, tolerance: float, made_max: int = 1000, rows_max: int = 1000) -> None:
+        self.values: dict[int, float] = {}
+        self.question = [1, 1]
+        self.told: list[tuple[Key, int]] = []
+        self.moves = Moves(tolerance, made_max, rows_max, lambda key, number: self.told.append((key, number)))
+        self.twin = Twin(tolerance)
+        self.numbers: dict[Key, int] = {}
+        self.doubted: dict[int, int] = {}  # row -> the question from which on its changes came after it was pulled
+
+    def pull(self, ids: np.ndarray) -> np.ndarray:
+        return np.array([[self.values.get(id, 1.0), 0.0] for id in ids.tolist()], np.float32)
+
+    def enter(self, name: int, ids: list[int]) -> int:
+        key = (name, 7)
+        self.numbers[key] = self.moves.enter(key, {"t": np.array(ids, np.int64)})
+        self.twin.enter(key, ids)
+        return self.numbers[key]
+
+    def begin(self) -> None:
+        surely = [question + 2 for question in self.question]
+        for table, ids in self.moves.new.items():
+            for id in ids.tolist():
+                if any(id in rows for rows, _ in self.twin.made.values()):
+                    self.doubted[id] = surely[id % SHARDS]
+            self.moves.begin(table, ids, self.pull(ids), surely)
+
+    def hear(self, changed: dict[int, float]) -> None:
+        """Both shards answer, and are asked anew: rows that have changed, and into what."""
+        for shard in range(SHARDS):
+            mine = {id: value for id, value in changed.items() if id % SHARDS == shard}
+            question = self.question[shard]
+            for id, value in mine.items():
+                before = self.values.get(id, 1.0)
+                unsure = question < self.doubted.get(id, 1 << 62)
+                step = float("inf") if unsure else abs(value - before) / before
+                self.twin.events.append(("moved", id, step))
+            self.values |= mine
+            ids = self.moves.followed("t", np.array(sorted(mine), np.int64))
+            self.moves.moved("t", ids, self.pull(ids), question)
+            self.question[shard] += 1
+        self.twin.look()
+        used = {id for ids, _ in self.twin.made.values() for id in ids}
+        self.doubted = {id: at for id, at in self.doubted.items() if id in used}
+
+    def agree(self) -> None:
+        for key, number in self.numbers.items():
+            there = self.moves.find(key)
+            assert (there is not None) == (key in self.twin.made), key
+            assert (key, number) in self.told or (there is not None and there.generation == number)
+        used = {id for ids, _ in self.twin.made.values() for id in ids}
+        assert self.moves.rows == len(used)
+        assert len(self.moves) == len(self.twin.made)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), tolerance=st.sampled_from([0.0, 0.25, 1.0, 3.0]), rows=st.integers(1, 12))
+def test_forgets_as_its_twin(seed: int, tolerance: float, rows: int) -> None:
+    rng, world = random.Random(seed), World(tolerance)
+    for _ in range(120):
+        what = rng.random()
+        if what < 0.4:
+            world.enter(rng.randrange(40), rng.sample(range(rows), rng.randint(1, min(3, rows))))
+        elif what < 0.6:
+            world.begin()
+        else:
+            some = rng.sample(range(rows), rng.randint(0, rows))
+            world.hear({id: world.values.get(id, 1.0) * 2.0 ** rng.choice((-1, 0, 0, 1, 2)) for id in some})
+        world.agree()
+
+
+def settled(tolerance: float, ids: list[int], **bounds: int) -> World:
+    world = World(tolerance, **bounds)
+    world.enter(0, ids)
+    world.begin()
+    world.hear({})
+    world.hear({})
+    return world
+
+
+def test_a_prediction_goes_when_one_of_its_rows_has_gone_too_far() -> None:
+    world = settled(0.5, [1, 2])
+    number = world.numbers[0, 7]
+    world.hear({1: 1.25})
+    world.hear({2: 1.25})
+    assert world.moves.find((0, 7)) is not None, "a quarter each: none has gone further than a half"
+    world.hear({1: 1.25 * 1.3})
+    assert world.moves.find((0, 7)) is None
+    assert world.told == [((0, 7), number)]
+    assert world.moves.forgotten == {"moved": 1}
+    assert world.enter(0, [1, 2]) > number, "asked again, under another number"
+
+
+def test_a_way_there_and_back_counts_twice() -> None:
+    world = settled(0.5, [1])
+    for value in (1.2, 1.0, 1.2):
+        assert world.moves.find((0, 7)) is not None
+        world.hear({1: value})
+    assert world.moves.find((0, 7)) is None
+
+
+def test_what_came_later_stays_longer() -> None:
+    world = settled(0.5, [1])
+    world.hear({1: 1.4})
+    world.enter(1, [1])
+    world.hear({1: 1.4 * 1.2})
+    assert [world.moves.find((name, 7)) is not None for name in (0, 1)] == [False, True]
+
+
+def test_a_change_before_it_is_known_what_the_row_was_forgets() -> None:
+    world = World(100.0)
+    world.enter(0, [1])
+    world.hear({1: 1.1})  # not pulled yet
+    assert world.moves.find((0, 7)) is None
+    for silent in (0, 1, 2):
+        world.enter(silent, [1])
+        world.begin()
+        for _ in range(silent):
+            world.hear({})
+        world.hear({1: world.values[1] * 1.1})
+        assert (world.moves.find((silent, 7)) is not None) == (silent == 2), "two answers later it is known"
+    assert world.moves.forgotten == {"unsure": 3}
+
+
+def test_a_row_that_was_nothing_has_gone_any_distance() -> None:
+    world = World(1e9)
+    world.values[1] = 0.0
+    world.enter(0, [1])
+    world.begin()
+    for _ in range(3):
+        ids = world.moves.followed("t", np.array([1]))
+        world.moves.moved("t", ids, world.pull(ids), 9)
+    assert world.moves.find((0, 7)) is not None, "it has not moved"
+    world.values[1] = 1e-9
+    world.moves.moved("t", world.moves.followed("t", np.array([1])), world.pull(np.array([1])), 9)
+    assert world.moves.find((0, 7)) is None
+
+
+@pytest.mark.parametrize(("bounds", "kept"), [({"made_max": 5}, 5), ({"rows_max": 6}, 3)])
+def test_the_oldest_makes_room(bounds: dict[str, int], kept: int) -> None:
+    world = World(1.0, **bounds)
+    for name in range(20):
+        world.enter(name, [2 * name, 2 * name + 1])
+    assert [key[0] for key, _ in world.told] == list(range(20 - kept))
+    assert (len(world.moves), world.moves.rows) == (kept, 2 * kept)
+    assert world.moves.forgotten == {"room": 20 - kept}
+
+
+def test_nothing_is_left_of_what_is_forgotten() -> None:
+    world = World(1.0)
+    for round_ in range(50):
+        for name in range(20):
+            world.enter(name, [name % 3, 1000 + round_ * 20 + name])
+        world.begin()
+        assert world.moves.rows == 23
+        world.moves.forget_all()
+        assert (len(world.moves), world.moves.rows) == (0, 0)
+    assert not any(world.moves._tables.values())
+
+
+def test_a_row_that_stays_does_not_remember_what_has_left_by_another() -> None:
+    world = settled(1.0, [0])
+    for _ in range(500):
+        world.enter(1, [0, 1])
+        world.hear({1: 5.0})
+    (still,) = world.moves._tables["t"].values()
+    assert still.uses == 1
+    assert len(still.made) < 40

@@ -1,0 +1,389 @@
+"""Shards tell which rows have changed; a server forgets the predictions that were made of them."""
+
+import contextlib
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import DoesNotFit, InvalidInput
+from clipper.params import Client, TableSpec
+from clipper.params import changes as changes_module
+from clipper.params.changes import SLOT, Changes
+from clipper.params.frames import unpacked
+from clipper.params.line import addresses_in
+from clipper.params.parameters import Parameters
+from clipper.params.watching import Watched, Watching
+from clipper_container import Model
+from clipper_core.shard_door import ShardDoor
+from tests.params.conftest import Shards, full, ones
+
+PATIENCE_S = 60.0
+TASTE = {"taste": {"dim": 2, "optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "constant",
+                   "initializer_settings": {"value": 1.0}}}  # fmt: skip
+SPEC = TableSpec("taste", **TASTE["taste"])
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+# -- what a shard tells ------------------------------------------------------------------------------------------------
+
+
+class Shard:
+    """Changes over a door that nobody listens at."""
+
+    def __init__(self) -> None:
+        self.door, self.parameters = ShardDoor(), Parameters()
+        self.parameters.create(SPEC)
+        self.said: dict[int, dict[str, Any]] = {}
+        self.changes = Changes(self.door, lambda: self.parameters, self._answer)
+
+    def _answer(self, whom: Any, payload: bytes) -> None:
+        self.said[whom[0]] = unpacked(payload)
+
+    def ask(self, since: int, *, conn: int = 1, wait_s: float = 1.0, now: float = 0.0, epoch: int = 1) -> dict[str, Any] | None:
+        return self.changes.watch({"since": since, "epoch": epoch, "wait_s": wait_s}, (conn, 1, 1), now)
+
+
+def rows_of(said: dict[str, Any] | None) -> dict[str, list[int]]:
+    assert said is not None
+    assert not said["lost"]
+    return {name: ids.tolist() for name, ids in said["rows"].items()}
+
+
+def test_a_first_question_says_where_it_stands() -> None:
+    shard = Shard()
+    shard.door.note(0, [1, 2])
+    first = shard.ask(-1)
+    assert first is not None
+    assert first["lost"]
+    shard.door.note(0, [5, 3, 5])
+    shard.door.note(0, [3])
+    assert rows_of(shard.ask(first["position"])) == {"taste": [3, 5]}
+    assert rows_of(shard.ask(first["position"], wait_s=0.0, conn=2)) == {"taste": [3, 5]}, "each has its own place"
+
+
+def test_a_question_stays_open_until_something_changes() -> None:
+    shard = Shard()
+    position = (shard.ask(-1) or {})["position"]
+    assert shard.changes.look_s == float("inf")
+    assert shard.ask(position) is None
+    assert shard.changes.look_s == changes_module.LOOK_S
+    shard.changes.look(0.5)
+    assert not shard.said
+    shard.door.note(0, [9])
+    shard.changes.look(0.6)
+    assert rows_of(shard.said.pop(1)) == {"taste": [9]}
+    assert shard.ask(position + 1) is None
+    shard.changes.look(1.1)
+    assert rows_of(shard.said[1]) == {}, "or its time is over"
+
+
+def test_who_is_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "IDS_MAX", 10)
+    shard = Shard()
+    position = (shard.ask(-1) or {})["position"]
+    for n in range(6):
+        shard.door.note(0, [n, n + 1])
+        shard.changes.look(0.0)
+    assert (shard.ask(position) or {})["lost"]
+    assert rows_of(shard.ask(position + 1)) == {"taste": [1, 2, 3, 4, 5, 6]}
+    assert (shard.ask(position + 6, epoch=2) or {})["lost"], "of another life"
+    assert (shard.ask(position + 7) or {})["lost"], "of what has not been"
+
+
+def test_a_log_that_overflows_loses_all_who_watch() -> None:
+    shard = Shard()
+    shard.door = ShardDoor(log_ids_max=10)
+    shard.changes = Changes(shard.door, lambda: shard.parameters, shard._answer)
+    position = (shard.ask(-1) or {})["position"]
+    assert shard.ask(position) is None
+    shard.door.note(0, list(range(20)))
+    shard.changes.look(0.0)
+    assert shard.said[1]["lost"]
+    shard.door.note(0, [4])
+    assert rows_of(shard.ask(shard.said[1]["position"])) == {"taste": [4]}
+
+
+def test_nothing_is_kept_when_nobody_asks() -> None:
+    shard = Shard()
+    position = (shard.ask(-1) or {})["position"]
+    shard.changes.look(changes_module.IDLE_S + 1)
+    assert shard.door.changed(SLOT) is None, "it does not follow any more"
+    shard.door.note(0, [1])
+    assert (shard.ask(position) or {})["lost"]
+
+
+@pytest.mark.parametrize("since", ["1", None, 1.5])
+def test_a_position_is_a_whole_number(since: Any) -> None:
+    with pytest.raises(InvalidInput, match="since is a position"):
+        Shard().ask(since)
+
+
+# -- over a real set ---------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """What forgets, and says of what."""
+
+    def __init__(self, watching: Watching, tolerance: float = 0.5, made_max: int = 1000) -> None:
+        self.gone: list[int] = []
+        self.watched = watching.watched(lambda x: {"taste": np.array(x)}, tolerance, made_max, lambda key, n: self.gone.append(n))
+        self.watching = watching
+        wait_until(lambda: watching.knows)
+
+    def ask(self, *ids: int) -> int:
+        """-> the number of a prediction of these rows; once it is known where they are"""
+        number = self.watched(ids, sum(1 << id for id in ids), 5)
+        self.settle()
+        return number
+
+    def settle(self) -> None:
+        """Two questions have been answered by every shard after all rows were pulled."""
+        wait_until(lambda: not self.watched.moves.has_new)
+        now = [post.question for post in self.watching._posts]
+        wait_until(lambda: all(post.question > n + 2 for post, n in zip(self.watching._posts, now, strict=True)))
+
+
+@pytest.fixture
+def watching(shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
+    monkeypatch.setattr("clipper.params.watching.WAIT_S", 0.02)
+    shards.up(2)
+    (tmp_path / "shards.json").write_text(json.dumps({"addresses": list(shards.addresses), "token": "open sesame"}))
+    assert addresses_in(tmp_path)[0] == list(shards.addresses)
+    found = Watching(tmp_path)
+    yield found
+    found.stop()
+
+
+def push(client: Client, id: int, by: float) -> None:
+    client.push("taste", [id], full((1, 2), -by))
+
+
+def test_what_was_made_of_a_row_goes_when_it_moves(shards: Shards, watching: Watching) -> None:
+    client = shards.client()
+    client.create(SPEC)
+    cache = Cache(watching)
+    first, second, both = cache.ask(2), cache.ask(3), cache.ask(2, 3)
+    assert cache.ask(2) == first
+    push(client, 2, 0.3)
+    push(client, 4, 9.0)
+    cache.settle()
+    assert cache.gone == []
+    push(client, 2, 0.3)
+    wait_until(lambda: cache.gone)
+    assert sorted(cache.gone) == [first, both]
+    assert cache.ask(3) == second
+    assert cache.ask(2) > both
+    assert cache.watched.stats()["forgotten"] == {"moved": 2}
+    assert cache.watched.stats()["predictions"] == 2
+
+
+def test_a_shard_that_dies_takes_all_that_was_known(shards: Shards, watching: Watching) -> None:
+    client = shards.client()
+    client.create(SPEC)
+    client.push("taste", [2, 3], ones((2, 2)))
+    cache = Cache(watching)
+    numbers = [cache.ask(2), cache.ask(3)]
+    shards.end(1)
+    wait_until(lambda: cache.gone)
+    assert sorted(cache.gone) == numbers
+    assert not watching.knows
+    assert cache.watched((2,), 1 << 2, 5) != cache.watched((2,), 1 << 2, 5), "nothing is found while nothing is known"
+    assert cache.watched.stats()["uncached"] == 2
+    shards.begin(1)
+    wait_until(lambda: watching.knows)
+    assert cache.ask(2) == cache.ask(2)
+    push(client, 3, 5.0)
+    cache.settle()
+    assert len(cache.gone) == 2
+    push(client, 2, 5.0)
+    wait_until(lambda: len(cache.gone) == 3)
+
+
+def test_a_table_that_is_not_there_yet(shards: Shards, watching: Watching) -> None:
+    client = shards.client()
+    cache = Cache(watching)
+    number = cache.ask(2)
+    client.create(SPEC)
+    push(client, 2, 0.001)
+    wait_until(lambda: cache.gone)
+    assert cache.gone == [number], "what it was made of is not known"
+
+
+def test_a_set_that_comes_later(shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = Watching(tmp_path / "nowhere")
+    watched = watching.watched(lambda x: {"taste": np.array(x)}, 0.5, 10, lambda key, n: None)
+    assert watched((1,), 1, 1) != watched((1,), 1, 1)
+    watching.stop()
+    watching.stop()
+    watching.wake()
+
+
+def test_inputs_whose_rows_cannot_be_told_are_not_cached(shards: Shards, watching: Watching) -> None:
+    watched = watching.watched(lambda x: None, 0.5, 10, lambda key, n: None)
+    wait_until(lambda: watching.knows)
+    assert watched((1,), 1, 1) != watched((1,), 1, 1)
+    assert watched.uncached == 2
+    watching.remove(watched)
+    assert isinstance(watched, Watched)
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+
+class Taste(Model):
+    """The sum of a row, and how often it was asked: a cached answer says an old number."""
+
+    input = "i64[2]"
+    tables = TASTE
+    asked = 0
+
+    def predict_batch(self, inputs: Any) -> Any:
+        self.asked += len(inputs)
+        rows = self.tables.pull("taste", inputs.ravel()).reshape(len(inputs), 4)
+        return rows.sum(axis=1)
+
+
+def both_columns(x: Any) -> dict[str, Any]:
+    return {"taste": x}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clipper.ClipperServer]:
+    folder = tmp_path_factory.mktemp("watched")
+    with clipper.start(params=str(folder / "set"), http="127.0.0.1:0", state=str(folder / "state"), drain_s=1.0) as started:
+        core = started.deploy("first", Taste, reads={"taste": 0})  # its threads are there from now on
+        started.params.create(SPEC)
+        started.app("first", models=["first"])
+        started.remove_app("first")
+        started.retire(core.name)
+        yield started
+
+
+@contextlib.contextmanager
+def deployed(server: clipper.ClipperServer, name: str, **settings: Any) -> Iterator[str]:
+    """A model `taste:3`, until the end."""
+    model = server.deploy(name, Taste, **settings).name
+    wait_until(lambda: server._watching is not None and server._watching.knows)
+    server.app(name, models=[model], slo_ms=10_000, default=-1.0)
+    try:
+        yield model
+    finally:
+        server.remove_app(name)
+        server.retire(model)
+
+
+def evaluated(server: clipper.ClipperServer, model: str) -> int:
+    return int(server.stats()["models"][model]["evaluated"])
+
+
+def steady(server: clipper.ClipperServer, model: str) -> dict[str, Any]:
+    """What is followed, once all of it is known."""
+    watching = server._watching
+    assert watching is not None
+    wait_until(lambda: watching.knows and not any(one.moves.has_new for one in watching._watched))
+    now = [post.question for post in watching._posts]
+    push(server.params, 1 << 40, 0.1)  # a row of nobody: so that a question is answered soon
+    wait_until(lambda: [push(server.params, shard + (1 << 40), 0.1) for shard in range(len(now))]
+               and all(post.question > n + 2 for post, n in zip(watching._posts, now, strict=True)))  # fmt: skip
+    followed: dict[str, Any] = server.stats()["models"][model]["followed"]
+    return followed
+
+
+@pytest.mark.parametrize("reads", [{"taste": [0, 1]}, both_columns], ids=["columns", "function"])
+def test_a_cached_answer_is_forgotten_when_its_rows_have_moved(server: clipper.ClipperServer, reads: Any) -> None:
+    with deployed(server, "taste", reads=reads, tolerance=0.5) as model:
+        app, base = server.app("taste"), 1000 * int(model.partition(":")[2])
+        say = lambda *ids: float(app.predict([base + id for id in ids]).result().output)  # noqa: E731
+        assert [say(1, 2), say(1, 2), say(3, 4)] == [4.0, 4.0, 4.0]
+        assert steady(server, model)["predictions"] == 2
+        assert evaluated(server, model) == 2
+        push(server.params, base + 1, 0.25)
+        steady(server, model)
+        assert say(1, 2) == 4.0, "it has not moved far: the old answer"
+        push(server.params, base + 1, 0.75)
+        wait_until(lambda: steady(server, model)["predictions"] == 1)
+        assert say(1, 2) == 6.0
+        assert say(3, 4) == 4.0
+        assert evaluated(server, model) == 3, "and what was made of other rows is still there"
+        many = np.array([[base + 1, base + 2]] * 64)
+        assert server.model(model).predict_many(many).result().tolist() == [6.0] * 64
+        assert evaluated(server, model) == 3
+        steady(server, model)
+        push(server.params, base + 2, 5.0)
+        wait_until(lambda: steady(server, model)["predictions"] == 1)
+        assert server.model(model).predict_many(many).result().tolist() == [16.0] * 64
+        assert server.stats()["models"][model]["followed"]["forgotten"] == {"moved": 2}
+
+
+def test_over_http_too(server: clipper.ClipperServer) -> None:
+    def say() -> float:
+        body = json.dumps({"input": [70_000, 70_001]}).encode()
+        request = urllib.request.Request(f"http://{server.http_address}/api/plain/predict", body)
+        with contextlib.closing(urllib.request.urlopen(request, timeout=30)) as answer:
+            return float(json.load(answer)["output"])
+
+    with deployed(server, "plain", reads={"taste": [0, 1]}, tolerance=0.0) as model:
+        assert [say(), say(), say()] == [4.0] * 3
+        assert evaluated(server, model) == 1
+        assert steady(server, model)["predictions"] == 1
+        push(server.params, 70_000, 1.0)
+        wait_until(lambda: steady(server, model)["predictions"] == 0)
+        assert say() == 6.0
+
+
+def test_a_retired_model_is_not_followed(server: clipper.ClipperServer) -> None:
+    watching = server._watching
+    assert watching is not None
+    before = len(watching._watched)
+    with deployed(server, "gone", reads={"taste": 0}):
+        assert len(watching._watched) == before + 1
+    assert len(watching._watched) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"reads": {"taste": [2]}}, "reads column 2 of an input that is i64"),
+        ({"reads": {"taste": [-1]}}, "reads is"),
+        ({"reads": {}}, "reads is"),
+        ({"reads": "no_module"}, "reads is"),
+        ({"reads": {"taste": 0}, "tolerance": -1.0}, "tolerance is -1.0"),
+        ({"tolerance": 1.0}, "does not say what it reads"),
+        ({"reads": "no.such.module:f"}, "cannot be imported"),
+        ({"reads": {"taste": 0}, "similar": clipper.Similar(width=1.0), "input": "f32[2]"}, "only similar"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(server: clipper.ClipperServer, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        server.deploy("wrong", Taste, **settings)
+    assert "wrong" not in server.catalog.view.versions
+
+
+def test_a_server_without_tables_is_told_of_it() -> None:
+    with clipper.start() as server, pytest.raises(DoesNotFit, match="reads tables, and this server has none"):
+        server.deploy("wrong", lambda rows: rows[:, 0], input="f64[2]", reads={"taste": 0})
+
+
+def test_what_is_read_is_kept_with_the_model(tmp_path: Path) -> None:
+    said: dict[str, Any] = {"params": str(tmp_path / "set"), "state": str(tmp_path / "state"), "drain_s": 1.0}
+    with clipper.start(**said) as server:
+        server.deploy("taste", Taste, reads={"taste": (0, 1)}, tolerance=0.25)
+    with clipper.start(**said) as server:
+        wait_until(lambda: server.stats()["models"]["taste:1"]["has"])
+        assert server.stats()["models"]["taste:1"]["followed"]["tolerance"] == 0.25
+        wait_until(lambda: server._watching is not None and server._watching.knows)
+        assert [server.model("taste").predict([1, 2]).result() for _ in range(3)] == [4.0] * 3
+        assert evaluated(server, "taste:1") == 1
