@@ -13,6 +13,7 @@ import pytest
 
 import clipper
 from clipper.errors import DoesNotFit, InvalidInput
+from clipper.metrics.collect import of_model
 from clipper.params import Client, TableSpec
 from clipper.params import changes as changes_module
 from clipper.params.changes import SLOT, Changes
@@ -326,6 +327,9 @@ def test_a_cached_answer_is_forgotten_when_its_rows_have_moved(server: clipper.C
         wait_until(lambda: steady(server, model)["predictions"] == 1)
         assert server.model(model).predict_many(many).result().tolist() == [16.0] * 64
         assert server.stats()["models"][model]["followed"]["forgotten"] == {"moved": 2}
+        samples = of_model(server.stats()["models"][model], ("taste", "1"))
+        assert samples.get("clipper_cache_followed", "taste", "1") == 2
+        assert samples.get("clipper_cache_forgotten_total", "taste", "1", "moved") == 2
 
 
 def test_over_http_too(server: clipper.ClipperServer) -> None:

@@ -148,8 +148,18 @@ def of_model(row: Mapping[str, Any], name: Labels) -> Samples:
     found.add("clipper_replicas_ready", row["has"], *name)
     if row["accuracy"] is not None:
         found.add("clipper_model_own_accuracy_ratio", row["accuracy"], *name)
+    if "followed" in row:
+        _add_followed(found, row["followed"], name)
     _add_replicas(found, row["replicas"], name)
     return found
+
+
+def _add_followed(found: Samples, row: Mapping[str, Any], name: Labels) -> None:
+    found.add("clipper_cache_followed", row["predictions"], *name)
+    found.add("clipper_cache_followed_rows", row["rows"], *name)
+    found.add("clipper_cache_unfollowed_total", row["uncached"], *name)
+    for reason in ("moved", "unsure", "lost", "room"):
+        found.add("clipper_cache_forgotten_total", row["forgotten"].get(reason, 0), *name, reason)
 
 
 def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Labels) -> None:

@@ -110,6 +110,13 @@ _TABLE: Final = (
     Family("clipper_container_restarts_total", "counter", (*_MODEL, "replica"), "Times a container was started again."),
     Family("clipper_container_memory_bytes", "gauge", _MODEL, "Resident memory of its containers on this host."),
     _level("clipper_model_own_accuracy_ratio", _MODEL, "How right a model that learns says it is, 0 to 1."),
+    Family("clipper_cache_followed", "gauge", _MODEL, "Cached predictions whose rows are followed, of a model with `reads`."),
+    Family("clipper_cache_followed_rows", "gauge", _MODEL, "Rows that these were made of."),
+    Family(
+        "clipper_cache_forgotten_total", "counter", (*_MODEL, "reason"),
+        "Of them, forgotten: a row had `moved`, or may have (`unsure`, `lost`), or others took their `room`.",
+    ),
+    Family("clipper_cache_unfollowed_total", "counter", _MODEL, "Queries not cached, since their rows could not be followed."),
     # the server
     Family("clipper_cache_bytes", "gauge", _NONE, "Memory of the prediction cache."),
     Family("clipper_cache_entries", "gauge", _NONE, "Predictions in the cache."),

@@ -78,7 +78,7 @@ class Moves:
         made = Made(key)
         for table, ids in reads.items():
             rows = self._tables.setdefault(table, {})
-            for id in dict.fromkeys(ids.tolist()):
+            for id in ids.tolist():
                 row = rows.get(id)
                 if row is None:
                     row = rows[id] = Row(id)

@@ -1,0 +1,116 @@
+"""What a model that reads tables pays for its cache: a query, and rows that move.
+
+    pytest bench/micro/bench_moves.py --benchmark-columns=min,median,iqr
+
+Beside a query of the same model that reads none; beside forgetting by a map of rows to predictions that is told each moved row.
+"""
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from clipper.params.moves import Moves
+from clipper.params.watching import Watched, Watching
+from clipper.serving.reads import ids_of
+from clipper_core.engine import Engine
+from clipper_core.model import Model
+
+OPERATIONS = 10_000
+ROWS = 256
+DIM = 16
+
+
+def measure(benchmark: Any, run: Callable[..., object], operations: int, setup: Callable[[], Any] | None = None) -> None:
+    benchmark.pedantic(run, setup=setup, rounds=20, warmup_rounds=1)
+    if benchmark.stats is not None:
+        benchmark.extra_info["ns_per_operation"] = round(benchmark.stats.stats.min / operations * 1e9, 1)
+
+
+def model_of(reads: bool) -> Model:
+    model = Model(Engine(manual_clock=True, cache_bytes_max=1 << 24), "m:1", 1, "i64", (2,))
+    if reads:
+        knows = cast(Watching, SimpleNamespace(knows=True, wake=lambda: None))
+        forget = lambda key, number: model.forget(key[0], key[1], number)  # noqa: E731
+        model.watch = Watched(knows, ids_of({"t": (0, 1)}), 0.1, 1 << 16, forget)
+    return model
+
+
+@pytest.mark.benchmark(group="a query that is in the cache")
+@pytest.mark.parametrize("reads", [False, True], ids=["reads nothing", "reads two rows"])
+def test_hit(benchmark: Any, reads: bool) -> None:
+    model, x = model_of(reads), np.array([1, 2])
+    model.put(x, 1.0)
+
+    def run() -> None:
+        for _ in range(OPERATIONS):
+            model.predict(x)
+
+    measure(benchmark, run, OPERATIONS)
+
+
+@pytest.mark.benchmark(group="a prediction that is new: it is put in the cache")
+@pytest.mark.parametrize("reads", [False, True], ids=["reads nothing", "reads two rows"])
+def test_new(benchmark: Any, reads: bool) -> None:
+    model, next_id = model_of(reads), itertools.count()
+    rows = np.zeros((OPERATIONS // 10, 2), np.int64)
+
+    def setup() -> None:
+        rows[:] = np.arange(rows.size).reshape(rows.shape) + next(next_id) * rows.size
+
+    def run() -> None:
+        for row in rows:
+            model.put(row, 1.0)
+
+    measure(benchmark, run, len(rows), setup)
+
+
+def moves_of(predictions: int, tolerance: float) -> Moves:
+    """Each made of two of the rows."""
+    moves = Moves(tolerance, 1 << 20, 1 << 20, lambda key, number: None)
+    for n in range(predictions):
+        moves.enter((n, 0), {"t": np.array([n % ROWS, (n + 1) % ROWS])})
+    moves.begin("t", np.arange(ROWS), np.ones((ROWS, DIM), np.float32), [0])
+    return moves
+
+
+@pytest.mark.benchmark(group="256 rows of 16 that have moved, a row")
+@pytest.mark.parametrize("predictions", [256, 65536])
+@pytest.mark.parametrize("tolerance", [1e9, 0.0], ids=["all stay", "all go"])
+def test_moved(benchmark: Any, predictions: int, tolerance: float) -> None:
+    ids, turn = np.arange(ROWS), itertools.count(2)
+    kept: list[Any] = [] if tolerance == 0.0 else [moves_of(predictions, tolerance)]
+
+    def run(moves: Moves) -> None:
+        step = float(next(turn))
+        moves.moved("t", moves.followed("t", ids), np.full((ROWS, DIM), step, np.float32), 9)
+
+    def setup() -> Any:
+        return (kept[0] if kept else moves_of(predictions, tolerance),), {}
+
+    measure(benchmark, run, ROWS, setup)
+
+
+@pytest.mark.benchmark(group="256 rows of 16 that have moved, a row")
+@pytest.mark.parametrize("predictions", [256, 65536])
+def test_each_prediction_asked(benchmark: Any, predictions: int) -> None:
+    """The obvious way: each moved row asks each prediction that was made of it how far it has come."""
+    made: dict[int, list[list[float]]] = {id: [] for id in range(ROWS)}
+    for n in range(predictions):
+        way = [0.0]
+        made[n % ROWS].append(way)
+        made[(n + 1) % ROWS].append(way)
+    values = np.ones((ROWS, DIM), np.float32)
+
+    def run() -> None:
+        after = values * np.float32(1.001)
+        steps = np.linalg.norm(after - values, axis=1) / np.linalg.norm(values, axis=1)
+        for id, step in enumerate(steps.tolist()):
+            for way in made[id]:
+                way[0] += step
+        values[:] = after
+
+    measure(benchmark, run, ROWS)
