@@ -21,6 +21,7 @@ import pytest
 import clipper
 from clipper.errors import StoreError, UnknownModel
 from clipper.mesh.records import Policy
+from clipper.mesh.registry import now_ms
 from clipper.testing import wait_until
 from tests.store.conftest import RedisServer, own_redis
 
@@ -280,6 +281,24 @@ def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
     assert "big" in why["a"]
     constraints.write_text("{}")
     wait_until(lambda: not one.mesh.supply.constraints)
+
+
+def test_what_made_room_here_is_loaded_where_there_is_room(start: Start, folder: Path) -> None:
+    full, free = (start(name, load_s=1.0, loaded_max=most, reaper_s=600.0) for name, most in (("full", 1), ("free", 100)))
+    wait_until(lambda: alive(full) == ["free", "full"] == alive(free))
+    for id in ("old", "new"):
+        register(full, folder, id)
+    hold_back(free, True, full)
+    ask(full, "old")
+    assert holders(full, "old") == ["full"]
+    hold_back(free, False, full)
+    claimed_ms = full.mesh.registry.models.get("old").copies["full"].claimed_ms
+    wait_until(lambda: now_ms() - claimed_ms > 2 * 1000 + 100, "it was not just loaded")
+    full.mesh._do(full.mesh.local.load("new", now_ms(), waiting=True))
+    wait_until(lambda: (holders(full, "new"), holders(full, "old")) == (["full"], ["free"]))
+    assert any(decision.what == "wanted elsewhere" for decision in full.mesh.explain("old").history)
+    assert ask(full, "old").tolist() == (ROW * 2).tolist()
+    assert holders(full, "new") == ["full"]
 
 
 def test_all_nodes_are_replaced_one_by_one_under_load(start: Start, folder: Path) -> None:

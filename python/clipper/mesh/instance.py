@@ -89,6 +89,7 @@ class LocalModels:
         self.stopping = False  # it takes no more models
         self.closed = False
         self.counts = MeshCounts()
+        self.paged_out: Callable[[MeshModel, int], None] = lambda record, used_ms: None  # made room here; with its last use
 
     @property
     def loading_max(self) -> int:
@@ -241,6 +242,8 @@ class LocalModels:
         self.residents.add(record.id, size, load.used_ms, now_ms(), loading=True, pinned=record.policy.pinned)
         for held in leaving:
             await self._end_leaving(held, f"to make room for {record.id}")
+            if (copy := held[1]) is not None:
+                self.paged_out(copy.record, held[2])
 
     async def _evict_excess(self, but: str) -> None:
         """It has turned out larger than was thought."""

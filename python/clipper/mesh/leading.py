@@ -7,7 +7,7 @@ while it still stands there. Threads: all on the mesh's event loop.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -145,9 +145,16 @@ class Leading(Parts):
             case upkeep.Broken(key, why):
                 _log.error("the mesh's record %r cannot be used: %s", key, why)
 
-    async def _load_quietly(self, model: str, used_ms: int, copies: int) -> None:
+    def _paged_out(self, record: MeshModel, used_ms: int) -> None:
+        """It made room for another; where others have room it is loaded there, before somebody asks."""
+        load = upkeep.evicted(record, self._id, self.instances(), now_ms(), self.settings)
+        if load is not None and not self._stopping:
+            self.notes.note(load.model, "wanted elsewhere", load.why)
+            self.local.spawn(self._load_quietly(load.model, used_ms, load.copies, {self._id}))
+
+    async def _load_quietly(self, model: str, used_ms: int, copies: int, exclude: Collection[str] = ()) -> None:
         try:
-            await self.supply.load(model, used_ms, copies=copies, until_s=self.settings.load_s * 2)
+            await self.supply.load(model, used_ms, copies=copies, until_s=self.settings.load_s * 2, exclude=exclude)
         except (Failed, ClipperError, TimeoutError) as error:
             self.notes.note(model, "no further copy", str(error))
 

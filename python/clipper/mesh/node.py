@@ -159,6 +159,7 @@ class Mesh(Tending, Managing, Draining):
         self.local = LocalModels(
             self._id, self.number, self.registry, self.settings, self.hosts, 0, self.run_away, self.notes.note
         )
+        self.local.paged_out = self._paged_out
         self.supply = Supply(
             self.local, self.peers, self.registry, self.settings, self.here, lambda: (self.ground.address, self.ground.token),
             self._close_route, self.notes,
