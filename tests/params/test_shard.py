@@ -2,17 +2,20 @@
 
 import math
 import socket
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
+from clipper.config import load
 from clipper.errors import ClipperError, Forbidden, InvalidInput, StalePush, TypeConflict, UnknownTable, UnknownVariable
 from clipper.params import TableSpec
 from clipper.params.frames import Head, Kind, Refusal, packed, read_head, unpacked
+from clipper_container.tables import Tables
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
-from tests.params.conftest import Shards, full, ones, zeros
+from tests.params.conftest import TOKEN, Shards, full, ones, zeros
 
 USERS = TableSpec("users", 6, optimizer="adam", seed=4)
 
@@ -52,6 +55,19 @@ def test_a_table_is_made_once(shards: Shards) -> None:
     with pytest.raises(UnknownTable, match="did you mean 'users'"):
         client.pull("user", [1])
     assert other.spec("users") == USERS
+
+
+def test_the_token_may_be_where_a_server_has_it_too(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards.up(1)
+    monkeypatch.setenv("CLIPPER_PARAMS__TOKEN", TOKEN)
+    assert load().params.token == TOKEN
+    assert shards.client(token="").call(0, "stats")
+    with closing(Tables(shards.addresses)) as tables:
+        tables.create("t", 2)
+        assert tables.pull("t", [1]).shape == (1, 2)
+    monkeypatch.setenv("CLIPPER_PARAMS__TOKEN", "another")
+    with pytest.raises(Forbidden, match="CLIPPER_PARAMS__TOKEN"):
+        shards.client(token="").call(0, "stats")
 
 
 def test_the_first_model_wins(shards: Shards) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from clipper_container.shards import DTYPES, PULL, PUSH, Ask, Head, ShardLine, ShardRefused, addresses_in, call, padding, unpacked
 
-TOKEN_VARIABLE = "CLIPPER_PARAMS_TOKEN"
+TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
     "rows_max", "evicts", "admit_after", "expire_s",

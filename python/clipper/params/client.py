@@ -78,7 +78,7 @@ class Client:
         self._sequence = 0
         self._specs: dict[str, TableSpec] = {}
         self.lock = threading.RLock()
-        token = token or known or os.environ.get("CLIPPER_PARAMS_TOKEN", "")
+        token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
         self.lines = [Line(i, self._address, token, self.worker, answer_s, shares=shared) for i in range(len(addresses))]
 
     def close(self) -> None:

@@ -157,7 +157,7 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     Status.FULL: (errors.Overloaded, "{about} pushes wait for replicas", "Is a replica away? `clipper params ps` tells."),
     Status.UNKNOWN: (errors.UnknownTable, "no table of number {about}", "Create it first: client.create(TableSpec(...))."),
     Status.NO_MEMORY: (errors.OutOfMemory, "out of memory", ""),
-    Refusal.NOT_ADMITTED: (errors.Forbidden, "the token is missing or wrong", "Pass token=, or set CLIPPER_PARAMS_TOKEN."),
+    Refusal.NOT_ADMITTED: (errors.Forbidden, "the token is missing or wrong", "Pass token=, or set CLIPPER_PARAMS__TOKEN."),
     Refusal.NOT_READY: (errors.ShardAway, "it recovers", "Try again soon."),
     Refusal.OTHER_EPOCH: (errors.ShardAway, "its epoch is {about}, another was meant", "It was relaunched: connect again."),
     Refusal.TOO_STALE: (errors.StalePush, "the gradient is {about} versions old", "Pull again, and compute it anew."),
