@@ -340,6 +340,8 @@ def test_over_http_too(server: clipper.ClipperServer) -> None:
             return float(json.load(answer)["output"])
 
     with deployed(server, "plain", reads={"taste": [0, 1]}, tolerance=0.0) as model:
+        frontends: Any = server._frontends
+        assert b"/api/plain/predict" not in frontends._listeners._hot._table, "the door knows nothing of rows"
         assert [say(), say(), say()] == [4.0] * 3
         assert evaluated(server, model) == 1
         assert steady(server, model)["predictions"] == 1
