@@ -271,7 +271,8 @@ cdef class Model:
         cdef i32 cells[32]
         if self.near and projection_cells(self.similar.state, row, cells):
             return key_of(self.engine.state.cache, self.state.spec.uid | NEAR, salt, cells, 4 * self.similar.state.count)
-        return key_marked(key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes), mark)
+        cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
+        return key_marked(key, mark) if mark else key
 
     cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0:
         """What the watcher gives the row's key now; 0 where nobody watches. Before anything is submitted: it may raise."""
@@ -355,7 +356,7 @@ cdef class Model:
         cdef const void* row = NULL
         cdef u64 nbytes = 0
         cdef object _keep = self._row(x, &row, &nbytes)
-        cdef u64 mark = self._mark(_keep, row, nbytes, salt)
+        cdef u64 mark = 0 if self.watch is None else self._mark(_keep, row, nbytes, salt)
         cdef Key key
         cdef Value value
         if not self._look_up(row, nbytes, salt, mark, &key, &value):
