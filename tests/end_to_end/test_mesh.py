@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 
 import clipper
 from clipper.errors import AlreadyExists, InvalidInput, NotAllowed, StillLinked, UnknownModel
+from clipper.mesh.upkeep import View
 from clipper.testing import wait_until
 
 MODELS = """
@@ -312,3 +315,21 @@ def test_a_switch_that_was_waited_for_is_asked_at_once(server: clipper.ClipperSe
     server.mesh.set_vmodel("at-once", other, sync=True)
     assert ask(server, "at-once", ROW + 1).tolist() == [1.0, 2.0, 3.0]
     server.mesh.delete_vmodel("at-once")
+
+
+def test_a_target_that_the_mirror_has_not_heard_of_is_not_gone(
+    server: clipper.ClipperServer, register: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = register("double"), register("slow_to_import")
+    ask(server, one)
+    server.mesh.set_vmodel("ahead", one, sync=True)
+    view, looks = server.mesh._view, itertools.count()
+
+    def behind(mine: Any, usage: Any = None) -> View:
+        seen = view(mine, usage)
+        return replace(seen, read=lambda id: None if id == other and next(looks) < 2 else seen.read(id))
+
+    monkeypatch.setattr(server.mesh, "_view", behind)
+    told = server.mesh.set_vmodel("ahead", other, sync=True)
+    assert (told.status, told.active, next(looks) > 2) == ("DEFINED", other, True)
+    server.mesh.delete_vmodel("ahead")

@@ -201,23 +201,27 @@ class Leading(Parts):
                 work = self._load_quietly(step.model, now_ms(), step.copies)
                 loads[step.model] = self.local.spawn(work)
         elif isinstance(step, vmodels.Switch | vmodels.Fail):
-            await self._write_step(vmodel, step)
+            await self._write_step(vmodel)
 
-    async def _write_step(self, seen: VModel, step: vmodels.Switch | vmodels.Fail) -> None:
-        """If it is still what the decision was made about, and a switch still one by what the transaction reads."""
+    async def _write_step(self, seen: VModel) -> None:
+        """If it is still what the decision was made about; decided again on what the transaction reads, since the mirror may
+        know of a v-model before it knows of its target."""
         view = self._view(())
+        took: vmodels.VStep
 
         def decide(before: VModel | None, read: Any) -> vmodels.VChange:
-            if before != seen:
+            nonlocal took
+            took = vmodels.Wait("it has moved")
+            if before is None or before != seen:
                 return vmodels.VChange(before)
-            assert before is not None
-            if isinstance(step, vmodels.Switch):
-                still = upkeep.step_of(before, replace(view, read=read), now_ms(), self.settings)
-                return vmodels.switched(before, read, now_ms()) if isinstance(still, vmodels.Switch) else vmodels.VChange(before)
-            return vmodels.failed(before, step.why)
+            took = upkeep.step_of(before, replace(view, read=read), now_ms(), self.settings)
+            if isinstance(took, vmodels.Switch):
+                return vmodels.switched(before, read, now_ms())
+            return vmodels.failed(before, took.why) if isinstance(took, vmodels.Fail) else vmodels.VChange(before)
 
         try:
             await self.run_away(self.registry.change_vmodel, seen.id, decide, self._candidate)
-            self.notes.note(seen.target, f"{seen.id}: {type(step).__name__.lower()}", step.why)
+            if isinstance(took, vmodels.Switch | vmodels.Fail):
+                self.notes.note(seen.target, f"{seen.id}: {type(took).__name__.lower()}", took.why)
         except (StoreError, UnknownModel) as error:
             _log.info("v-model %r is not moved: %s", seen.id, error)

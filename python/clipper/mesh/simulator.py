@@ -459,20 +459,23 @@ class Simulation:
 
     def _do_step(self, leader: Node, vmodel: VModel, step: vmodels.VStep) -> None:
         match step:
-            case vmodels.Switch():
+            case vmodels.Switch() | vmodels.Fail():
                 view = upkeep.View(leader.id, leader.mirror.field, read=self.store.read)
-                if not isinstance(upkeep.step_of(vmodel, view, self.clock.now_ms, self.plan.settings), vmodels.Switch):
-                    return  # the records have changed since they were read: the transaction does not hold
-                self._check_switch(vmodel)
-                self._write(vmodel.id, vmodels.switched(vmodel, self.store.read, self.clock.now_ms))
-                self.count("switches")
-            case vmodels.Fail(why):
-                self._write(vmodel.id, vmodels.failed(vmodel, why))
-                self.count("failed switches")
+                self._end_step(vmodel, upkeep.step_of(vmodel, view, self.clock.now_ms, self.plan.settings))
             case vmodels.LoadTarget(model, copies):
                 held = claims.alive_copies(self.store.read(model), self.store.instances)
                 for _ in range(copies - len(held)):
                     leader.add_copy(model, copies)
+
+    def _end_step(self, vmodel: VModel, step: vmodels.VStep) -> None:
+        """As it is decided by what the transaction reads; another step than one of these writes nothing."""
+        if isinstance(step, vmodels.Switch):
+            self._check_switch(vmodel)
+            self._write(vmodel.id, vmodels.switched(vmodel, self.store.read, self.clock.now_ms))
+            self.count("switches")
+        elif isinstance(step, vmodels.Fail):
+            self._write(vmodel.id, vmodels.failed(vmodel, step.why))
+            self.count("failed switches")
 
     def _check_switch(self, vmodel: VModel) -> None:
         """Queries that find the active one loaded find the target loaded; a holder that has just died is not known to have."""
