@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, interleave, row
-from bench.system import params_feedback, params_grpc, params_snapshot, params_training, params_wire
+from bench.system import params_fbgemm, params_feedback, params_grpc, params_snapshot, params_training, params_wire
 from clipper_core.embedding import Table
 from clipper_core.optimizer import Optimizer
 
@@ -83,13 +83,15 @@ def _pull(n: int, dim: int, quick: bool) -> list[Row]:
             cases["torch index_select, rows known"] = lambda places, _: torch.index_select(
                 weights, 0, torch.from_numpy(places), out=into
             )
+            if dim == 64 and (fbgemm := params_fbgemm.table(torch, world.weights, out)) is not None:
+                cases["fbgemm forward, rows known"] = fbgemm.forward
         rates = world.rates(cases, 20 if quick else 60, 3 if quick else 7)
     return _beside(f"pull, dim {dim}", rates, {
         "limit: index line and row": Goal("at_least", 0.65 if dim == 16 else 0.8),
         "searchsorted and take": Goal("at_least", 6),
         "torch index_select, rows known": Goal("at_least", 0.65) if dim == 64 else None,
         "numpy.take, rows known": None,
-        "dict of arrays": None,
+        **({"dict of arrays": Goal("at_least", 20), "fbgemm forward, rows known": Goal("at_least", 1.2)} if dim == 64 else {}),
     })  # fmt: skip
 
 
@@ -110,10 +112,15 @@ def _push(n: int, dim: int, optimizer: str, better: float, quick: bool) -> list[
             )
         if (torch := torch_module()) is not None:
             cases["torch, sparse gradients"] = _torch_step(torch, world.weights.copy(), optimizer, gradients)
+            if optimizer == "adagrad" and (fbgemm := params_fbgemm.table(torch, world.weights, gradients)) is not None:
+                cases |= {"fbgemm forward": fbgemm.forward, "fbgemm both": fbgemm.forward_and_backward}
         rates = world.rates(cases, 10 if quick else 30, 3 if quick else 7)
     goals = {"torch, sparse gradients": Goal("at_least", better)}
     if optimizer == "adagrad":
         goals["limit: read, change, write"] = Goal("at_least", 0.55)
+        goals["fbgemm, exact Adagrad"] = Goal("at_least", 2.5)
+        if "fbgemm both" in rates:
+            rates["fbgemm, exact Adagrad"] = params_fbgemm.backward(rates["fbgemm both"], rates["fbgemm forward"])
     else:
         rates.pop("limit: read, change, write", None)  # Adam moves half as much again
     return _beside(f"push, exact {optimizer}, dim {dim}", rates, goals)
@@ -224,7 +231,7 @@ def _beside(name: str, rates: dict[str, Sample], goals: dict[str, Goal | None]) 
     """Ours, beside each of the others."""
     ours = rates["ours"]
     found = [row(f"{name}, of {peer}", ours, "Mrow/s", peer, rates[peer], goal) for peer, goal in goals.items() if peer in rates]
-    missing = {"limit": NO_COMPILER, "torch": NO_TORCH}
+    missing = {"limit": NO_COMPILER, "torch": NO_TORCH, "fbgemm": params_fbgemm.ABSENT}
     for peer, goal in goals.items():
         if peer not in rates and (why := next((text for start, text in missing.items() if peer.startswith(start)), "")):
             found.append(absent(f"{name}, of {peer}", "Mrow/s", why, peer, goal))

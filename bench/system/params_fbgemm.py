@@ -1,0 +1,50 @@
+"""FBGEMM's table-batched embeddings on a CPU, for `python -m bench params`: rows whose numbers are known, one to a bag."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Sample
+
+ABSENT = "not measured: pip install --no-deps fbgemm-gpu-cpu==1.8.0"
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Table:
+    """weights: f32[n, dim]. Exact Adagrad, gradients of duplicates summed."""
+
+    def __init__(self, torch: Any, weights: Any, gradients: Any) -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+
+        self._torch, self._gradients = torch, torch.from_numpy(gradients)
+        self._offsets = torch.arange(len(gradients) + 1)
+        self._table = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*weights.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ADAGRAD, learning_rate=0.01, pooling_mode=PoolingMode.SUM,
+        )  # fmt: skip
+        self._table.split_embedding_weights()[0].copy_(torch.from_numpy(weights))
+
+    def forward(self, places: Ids, _: Ids) -> Any:
+        return self._table(self._torch.from_numpy(places), self._offsets)
+
+    def forward_and_backward(self, places: Ids, ids: Ids) -> None:
+        self.forward(places, ids).backward(self._gradients)
+
+
+def table(torch: Any, weights: Any, gradients: Any) -> Table | None:
+    """None where FBGEMM is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Table(torch, weights, gradients)
+    except ImportError:
+        return None
+
+
+def backward(both: Sample, forward: Sample) -> Sample:
+    """Rates of the way back alone, which cannot be run without the way there: turn by turn, what is left of the time of both."""
+    pairs = zip(both.values, forward.values, strict=True)
+    return Sample(tuple(1 / max(1 / all_ - 1 / there, 1e-9) for all_, there in pairs))
