@@ -5,25 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 import clipper
-from tests.dashboard.browser import Chromium, Page, found
+from tests.dashboard.browser import Page, found
 from tests.dashboard.test_page import AXE, fill, opened, press
 from tests.frontend.conftest import QUICK, warm_workers
 from tests.frontend.fake_mesh import FakeMesh
 
 pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Chromium) -> Iterator[Page]:
-    opened = browser.page()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import clipper
-from tests.dashboard.browser import PATIENCE_S, Chromium, Page, found
+from tests.dashboard.browser import PATIENCE_S, Page, found
 from tests.frontend.conftest import QUICK, warm_workers
 
 pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
@@ -24,19 +24,6 @@ def total(rows: Any) -> Any:
 
 def failing(rows: Any) -> Any:
     raise ValueError(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Chromium) -> Iterator[Page]:
-    opened = browser.page()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import clipper
 from clipper.params import TableSpec
 from clipper.params.observing import Observer
 from clipper.params.reading import SetReader, Stats
-from tests.dashboard.browser import Chromium, Page, found
+from tests.dashboard.browser import Page, found
 from tests.dashboard.test_page import AXE, opened, tab_to
 from tests.frontend.conftest import QUICK, ask, warm_workers
 from tests.params.conftest import TOKEN, Shards, ones
@@ -41,19 +41,6 @@ class Here:
     def stop(self) -> None:
         self.observer.stop()
         self._reader.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Chromium) -> Iterator[Page]:
-    opened = browser.page()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")
