@@ -120,6 +120,10 @@ endef
 	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
 	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq curl; } >/dev/null 2>&1; } \
 	  || echo "no curl, and it could not be installed: the examples of docs/http.md are skipped. apt-get install curl"
+	@command -v kubectl >/dev/null || { echo "installing kubectl"; \
+	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
+	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends kubernetes-client; } >/dev/null 2>&1; } \
+	  || echo "no kubectl, and it could not be installed: two tests of manifests are skipped. apt-get install kubernetes-client"
 	@command -v prometheus >/dev/null || test -e .venv/prometheus || { echo "fetching prometheus, into .venv (19 MB)"; \
 	  { cd .venv && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } >/dev/null 2>&1; } \
 	  || echo "no prometheus, and it could not be fetched: tests with it are skipped. apt-get install prometheus"

@@ -119,9 +119,8 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
             assert one["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
 
 
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine: apt-get install kubernetes-client")
 def test_kustomize_takes_the_base(declared: Path, tmp_path: Path) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
     out = tmp_path / "out"
     assert export("k8s", out, "--from", declared).exit_code == 0
     rendered = subprocess.run(["kubectl", "kustomize", str(out)], capture_output=True, text=True, check=True).stdout

@@ -103,7 +103,7 @@ def test_shards_that_are_asked_by_grpc_too(tmp_path: Path) -> None:
     assert [(one["port"], one.get("endPort")) for one in rule["ports"]] == [(7300, None), (7400, 7402)]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine: apt-get install kubernetes-client")
 def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
     assert export(tmp_path / "out", "--shards", 2).exit_code == 0
     rendered = subprocess.run(["kubectl", "kustomize", str(tmp_path / "out")], capture_output=True, text=True, check=True).stdout

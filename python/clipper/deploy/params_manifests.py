@@ -123,9 +123,9 @@ def params(shipment: ParamsShipment) -> dict[str, list[dict[str, Any]]]:
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": [*files],
         # Without a suffix: pods of workers, which are not of this base, mount it by its name.
-        "secretGenerator": [
-            {"name": NAME, "files": [f"secrets/{SHARDS_FILE}"], "options": {"disableNameSuffixHash": True}},
-        ],
+        # Said for all generators, of which there is one: kubectl before 1.21 knows no other place for it.
+        "generatorOptions": {"disableNameSuffixHash": True},
+        "secretGenerator": [{"name": NAME, "files": [f"secrets/{SHARDS_FILE}"]}],
     }  # fmt: skip
     return {"kustomization.yaml": [base], **files}
 
