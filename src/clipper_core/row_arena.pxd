@@ -5,7 +5,7 @@ from clipper_core.machine cimport atomic, u8, u32, u64
 
 cdef extern from "row_arena.hpp" namespace "clipper" nogil:
     cdef cppclass Arena:
-        u8** chunks             # of all rows that there is room for; NULL where nothing was made yet
+        atomic[u8*]* chunks     # of all rows that there is room for; NULL where nothing was made yet
         u32 shift               # a chunk has 1 << shift rows, and behind them a stamp for each
         u64 row_bytes
         u64 rows_max            # at most `room`

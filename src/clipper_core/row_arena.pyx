@@ -6,7 +6,7 @@ calls arena_reserve, on a thread that nobody waits for.
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from clipper_core.machine cimport acquire, pause, release, u8, u32, u64
+from clipper_core.machine cimport acquire, atomic, pause, relaxed, release, u8, u32, u64
 from clipper_core.row_index cimport NO_ROW, pages_free, pages_new, pages_touch
 
 cdef enum:
@@ -31,14 +31,14 @@ cdef bint arena_init(Arena* arena, u64 row_bytes, u64 rows_max) noexcept nogil:
     arena.room = min(4 * rows_max + MORE_ROWS, <u64> NO_ROW)
     arena.free = NO_ROW
     arena.next = arena.free_count = arena.chunk_count = 0
-    arena.chunks = <u8**> calloc((arena.room >> arena.shift) + 1, sizeof(void*))
+    arena.chunks = <atomic[u8*]*> calloc((arena.room >> arena.shift) + 1, sizeof(atomic[u8*]))
     return arena.chunks != NULL
 
 
 cdef void arena_free(Arena* arena) noexcept nogil:
     cdef u64 i
     for i in range(arena.chunk_count):
-        pages_free(arena.chunks[i], _chunk_bytes(arena))
+        pages_free(arena.chunks[i].load(relaxed), _chunk_bytes(arena))
     free(arena.chunks)
     arena.chunks = NULL
     arena.chunk_count = 0
@@ -60,7 +60,7 @@ cdef bint _chunks(Arena* arena, u64 n) noexcept nogil:
         chunk = <u8*> pages_new(_chunk_bytes(arena))
         if chunk == NULL:
             return False
-        arena.chunks[arena.chunk_count] = chunk
+        arena.chunks[arena.chunk_count].store(chunk, relaxed)
         arena.chunk_count += 1
     return True
 

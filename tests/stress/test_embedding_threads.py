@@ -56,6 +56,23 @@ def test_no_update_is_lost_between_threads(stress: int) -> None:
         assert (table.pull(n + k * 10**6 + np.arange(n * rounds)) == 1).all()
 
 
+def test_rows_are_found_while_their_memory_is_made(stress: int) -> None:
+    """One adds the first row of a table and its memory with it, while others look ahead for it."""
+    ids = np.arange(8)
+
+    for _ in range(150 * stress):
+        table, ready = Table("t", 4, optimizer=Optimizer("sgd", rate=1.0), initializer=Initializer("zeros")), threading.Barrier(4)
+
+        def work(k: int, table: Table = table, ready: threading.Barrier = ready) -> None:
+            gradient = np.full((1, 4), -1.0)
+            ready.wait()
+            for id_ in ids:
+                table.push(ids[id_ : id_ + 1], gradient)
+
+        together(work, 4)
+        assert (table.pull(ids) == 4).all()
+
+
 def test_threads_share_a_full_table(stress: int) -> None:
     table = Table("t", 2, rows_max=300, evicts=True)
 
