@@ -10,14 +10,14 @@ import hashlib
 import numpy as np
 
 from clipper_core.embedding_rows cimport (
-    PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init, rows_bound, rows_expire, rows_free,
-    rows_init, rows_pull, rows_push, rows_read, rows_remove, rows_walk, rows_write,
+    PULL_BF16, PULL_F16, PULL_F32, PULL_I8, Distinct, Pulled, Pushed, Rows, distinct_init, rows_bound, rows_bytes, rows_count,
+    rows_expire, rows_free, rows_init, rows_pull, rows_push, rows_read, rows_remove, rows_walk, rows_write,
 )
 from clipper_core.initializer cimport Initializer
 from clipper_core.machine cimport acq_rel, aligned_new, i64, relaxed, u8, u32, u64
 from clipper_core.optimizer cimport Optimizer, Stride, all_finite, stride_of
-from clipper_core.row_arena cimport arena_bytes, arena_reserve
-from clipper_core.row_index cimport GATHER_MAX, index_bytes, index_used
+from clipper_core.row_arena cimport arena_limit, arena_reserve
+from clipper_core.row_index cimport GATHER_MAX
 from clipper_core.status cimport BAD_INPUT, NO_MEMORY, raise_for
 
 cnp.import_array()
@@ -73,7 +73,10 @@ cdef class Table:
             free(self.rows)
 
     def __len__(self):
-        return index_used(&self.rows.index)
+        cdef u64 count
+        with nogil:
+            count = rows_count(self.rows)
+        return count
 
     def __repr__(self):
         return f"Table({self.name!r}, {self.rows.dim}, optimizer={self.optimizer!r}, rows={len(self)})"
@@ -100,7 +103,7 @@ cdef class Table:
     def bounded(self):
         """Whether rows_max holds. A copy of a table hears of rows to come before those that are gone, so there it is off;
         turned on, it evicts what is too much, if the table does that."""
-        return self.rows.arena.rows_max <= self.rows_max
+        return arena_limit(&self.rows.arena) <= self.rows_max
 
     @bounded.setter
     def bounded(self, bint value):
@@ -109,7 +112,10 @@ cdef class Table:
 
     @property
     def nbytes(self):
-        return arena_bytes(&self.rows.arena) + index_bytes(&self.rows.index)
+        cdef u64 count
+        with nogil:
+            count = rows_bytes(self.rows)
+        return count
 
     def pull(self, ids, str dtype not None="f32", out=None, *, u32 stamp=0):
         """[n, dim]: the weights of n ids; of one without a row, what it would begin as.

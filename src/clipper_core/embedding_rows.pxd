@@ -76,3 +76,5 @@ cdef u64 rows_walk(Rows* rows, u64* hash, bint* ended, u64 room, i64* ids, float
 # ^ whole rows in the order of their hashes, from `hash` on; room: GATHER_MAX at least. Each row that is there all the time, once
 cdef void rows_bound(Rows* rows, u64 rows_max) noexcept nogil    # if it evicts, the oldest go at once
 cdef u64 rows_expire(Rows* rows, u32 before) noexcept nogil      # of a lesser stamp
+cdef u64 rows_count(Rows* rows) noexcept nogil
+cdef u64 rows_bytes(Rows* rows) noexcept nogil                   # of memory, with the index

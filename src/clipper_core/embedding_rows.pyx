@@ -21,12 +21,12 @@ from clipper_core.initializer cimport start_row
 from clipper_core.machine cimport atomic, i64, pause, relaxed, u8, u16, u32, u64
 from clipper_core.optimizer cimport Stride, add_row, optimizer_step, start_slots
 from clipper_core.row_arena cimport (
-    arena_bound, arena_free, arena_give, arena_init, arena_row, arena_stamp, arena_take, arena_used,
+    arena_bound, arena_bytes, arena_free, arena_give, arena_init, arena_row, arena_stamp, arena_take, arena_used,
 )
 from clipper_core.row_index cimport (
     GATHER_MAX, NO_ROW, Bucket, Held, Seen, bucket_lock, bucket_unlock, fetch_to_write, hold_seen, index_add, index_after,
-    index_bucket, index_free, index_full, index_gather, index_grow, index_hash, index_hold, index_init, index_look, index_remove,
-    index_size,
+    index_bucket, index_bytes, index_free, index_full, index_gather, index_grow, index_hash, index_hold, index_init, index_look,
+    index_remove, index_size, index_used,
 )
 
 cdef extern from "<sched.h>" nogil:
@@ -468,3 +468,19 @@ cdef u64 rows_expire(Rows* rows, u32 before) noexcept nogil:
         if buckets % BATCH == 0 or hash == 0:
             rows.gate.leave(False)
     return gone
+
+
+cdef u64 rows_count(Rows* rows) noexcept nogil:
+    cdef u64 used
+    _enter(rows)                # a part that moves is freed
+    used = index_used(&rows.index)
+    rows.gate.leave(False)
+    return used
+
+
+cdef u64 rows_bytes(Rows* rows) noexcept nogil:
+    cdef u64 index
+    _enter(rows)
+    index = index_bytes(&rows.index)
+    rows.gate.leave(False)
+    return index + arena_bytes(&rows.arena)

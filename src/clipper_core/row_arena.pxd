@@ -25,5 +25,6 @@ cdef void arena_bound(Arena* arena, u64 rows_max) noexcept nogil
 cdef u32 arena_take(Arena* arena) noexcept nogil        # NO_ROW: rows_max, or no memory
 cdef void arena_give(Arena* arena, u32 row) noexcept nogil
 cdef bint arena_reserve(Arena* arena, u64 rows) noexcept nogil  # so many can be taken without a page fault
+cdef u64 arena_limit(Arena* arena) noexcept nogil       # of rows, as arena_bound said last
 cdef u64 arena_used(Arena* arena) noexcept nogil
 cdef u64 arena_bytes(Arena* arena) noexcept nogil

@@ -71,6 +71,14 @@ cdef void arena_bound(Arena* arena, u64 rows_max) noexcept nogil:
     _unlock(arena)
 
 
+cdef u64 arena_limit(Arena* arena) noexcept nogil:
+    cdef u64 rows_max
+    _lock(arena)
+    rows_max = arena.rows_max
+    _unlock(arena)
+    return rows_max
+
+
 cdef u32 arena_take(Arena* arena) noexcept nogil:
     cdef u32 row = NO_ROW
     _lock(arena)

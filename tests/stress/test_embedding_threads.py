@@ -73,6 +73,30 @@ def test_rows_are_found_while_their_memory_is_made(stress: int) -> None:
         assert (table.pull(ids) == 4).all()
 
 
+def test_rows_are_counted_while_parts_move(stress: int) -> None:
+    """Whoever asks how many rows there are, and how much memory they take, reads the index that others make anew."""
+    pieces, n = 800 * stress, 500
+    table = Table("t", 2, initializer=Initializer("zeros"))
+    seen: list[tuple[int, int]] = []
+    over, ready = threading.Event(), threading.Barrier(3)
+
+    def work(k: int) -> None:
+        ready.wait()
+        if k == 2:
+            while not over.is_set():
+                seen.append((len(table), table.nbytes))
+            return
+        for i in range(k, pieces, 2):
+            table.push(np.arange(i * n, i * n + n), np.ones((n, 2)))
+        over.set()
+
+    together(work, 3)
+    rows = [count for count, _ in seen]
+    assert len(table) == pieces * n
+    assert rows == sorted(rows)
+    assert all(8 * count <= size for count, size in seen)
+
+
 def test_threads_share_a_full_table(stress: int) -> None:
     table = Table("t", 2, rows_max=300, evicts=True)
 
