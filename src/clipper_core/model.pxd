@@ -5,36 +5,18 @@
 cimport numpy as cnp
 from clipper_core.bulk cimport Intake
 from clipper_core.clock_cache cimport Key
-from clipper_core.engine cimport Engine
 from clipper_core.delivery cimport Block
 from clipper_core.future cimport Future
-from clipper_core.machine cimport u8, u32, u64
-from clipper_core.model_state cimport ModelState
+from clipper_core.machine cimport u32, u64
 from clipper_core.prediction cimport Value
-from clipper_core.projection cimport Similarity
 from clipper_core.status cimport Status
+from clipper_core.taking cimport Taking
 
-cdef class Model:
-    cdef readonly Engine engine
-    cdef ModelState* state
-    cdef readonly str name             # as messages show it: "svm:1"
-    cdef readonly object dtype         # numpy's, None for str and bytes
-    cdef readonly tuple shape          # of one row; (-1,) when rows differ in length
-    cdef int typenum
+cdef class Model(Taking):
     cdef readonly u64 slo_us           # when predict() is not told
-    cdef u64 lane_bytes_max
-    cdef readonly Similarity similar   # near rows share cache entries; None: only equal ones do
-    cdef bint near                     # `similar` is there, and knows the rows
-    cdef public object on_untyped      # (input) -> (dtype, shape), for a model of type any
     cdef public object watch           # (row, lo, hi) -> a number, mixed into the row's key: another number, another prediction
 
-    cdef int _settle_by(self, object x) except -1
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
-    cdef cnp.ndarray _array_of(self, object x)
-    cdef object _row(self, object x, const void** row, u64* nbytes)
-    cdef object _refuse(self, object x, object cause)
-    cdef cnp.ndarray _array(self, object x)
-    cdef bint _fits(self, cnp.ndarray array)
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil
     cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key, Value* value) noexcept nogil

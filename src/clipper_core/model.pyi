@@ -1,23 +1,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from clipper_core.dtype import NAMES as NAMES
 from clipper_core.engine import Engine
 from clipper_core.future import Future
 from clipper_core.projection import Similarity
+from clipper_core.taking import Taking
 
 @final
-class Model:
-    engine: Engine
-    name: str
-    dtype: np.dtype[Any] | None
-    shape: tuple[int, ...]
+class Model(Taking):
     slo_us: int
-    similar: Similarity | None
-    on_untyped: Callable[[Any], tuple[str, tuple[int, ...]]] | None
     watch: Any
     def __init__(
         self,
@@ -41,8 +35,6 @@ class Model:
     def waiting(self) -> int: ...
     @property
     def index(self) -> int: ...
-    def describe_input(self) -> str: ...
-    def settle(self, dtype: str, shape: tuple[int, ...] = ()) -> None: ...
     def predict(
         self,
         x: Any,

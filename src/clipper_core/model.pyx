@@ -1,34 +1,28 @@
-"""Submitting: an input becomes a row, the row a hit or a task, and the caller has a Future at once."""
+"""Submitting: a row becomes a hit or a task, and the caller has a Future at once."""
 cimport cython
 cimport numpy as cnp
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libcpp.vector cimport vector
-
-import math
-
-import numpy as np
 
 from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_forget, cache_lookup, key_marked, key_of
-from clipper_core.dtype cimport ANY, STR, all_finite, itemsize
+from clipper_core.dtype cimport ANY
 from clipper_core.delivery cimport DeliveryState, block_drop, delivery_ring, home_of, slot_fill, slots_claim
+from clipper_core.engine cimport Engine
 from clipper_core.future cimport future_at_once, future_new
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new
-from clipper_core.machine cimport i32, monotonic_us, relaxed
+from clipper_core.machine cimport i32, monotonic_us, relaxed, u8
 from clipper_core.model_state cimport LANE_CLASSES, ModelState, model_drop
-from clipper_core.prediction cimport RANK_MAX, TAG_NONE, Value, object_value, value_drop, value_object
+from clipper_core.prediction cimport TAG_NONE, Value, object_value, value_drop, value_object
 from clipper_core.projection cimport Similarity, projection_cells
 from clipper_core.scheduler cimport EngineState
 from clipper_core.status cimport BAD_INPUT, CANCELLED, NO_MEMORY, OK, raise_for
 from clipper_core.submit cimport lane_prepare, row_refused, row_submit, rows_shut
+from clipper_core.taking cimport check_similar, check_type, near_uid
 
 from clipper_core.dtype import NAMES
 
 cnp.import_array()
-
-cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 cdef extern from *:
     """
@@ -42,13 +36,7 @@ cdef enum:
     PIECES_FROM = 32            # rows; fewer go one by one
     TASKS_MAX = 1073741824      # of one future
 
-cdef u64 NEAR = <u64> 1 << 63   # with a model's uid: its keys of cells, beside those of rows
 cdef u64 SPREAD = <u64> 0x9e3779b97f4a7c15  # of small numbers over a word
-cdef u64 ROW_BYTES_MAX = <u64> 1 << 32
-
-cdef dict _typenums = {"bool": np.dtype("?"), "u8": np.dtype("u1"), "i8": np.dtype("i1"), "u16": np.dtype("<u2"),
-                       "i16": np.dtype("<i2"), "u32": np.dtype("<u4"), "i32": np.dtype("<i4"), "u64": np.dtype("<u8"),
-                       "i64": np.dtype("<i8"), "f16": np.dtype("<f2"), "f32": np.dtype("<f4"), "f64": np.dtype("<f8")}
 
 
 cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
@@ -61,21 +49,9 @@ cdef u64 slo_of(object slo_us, u64 otherwise) except? 0:
     return slo_us
 
 
-def _check_similar(str name, str dtype, tuple shape):
-    if dtype not in ("f32", "f64", "any") or shape == (-1,):
-        raise_for(BAD_INPUT, f"{name}: similar rows are f32 or f64 of one shape, not {dtype}{list(shape)}")
-
-
-def _check_type(str name, str dtype, tuple shape):
-    if (dtype not in NAMES and dtype != "any") or len(shape) > RANK_MAX:
-        raise_for(BAD_INPUT, f"{name}: no type of rows is {dtype} with {len(shape)} dimensions")
-    if shape != (-1,) and any([not 0 < n <= 0xFFFFFFFF for n in shape]) or 8 * math.prod(shape) > ROW_BYTES_MAX:
-        raise_for(BAD_INPUT, f"{name}: a row cannot have the shape {shape}")
-
-
 @cython.no_gc_clear                  # what __dealloc__ tells needs `engine`
 @cython.final
-cdef class Model:
+cdef class Model(Taking):
     """Threads: any. One version of one model in an engine.
 
     `uid` names the registered version and is never used twice (it keys the cache). `dtype` is a name of clipper_core.dtype
@@ -90,11 +66,11 @@ cdef class Model:
                  str output="", tuple output_shape=None, Similarity similar=None, bint unlisted=False):
         cdef ModelState* m
         cdef u32 i
-        _check_type(name, dtype, shape)
-        _check_type(name, output or "any", output_shape or ())
+        check_type(name, dtype, shape)
+        check_type(name, output or "any", output_shape or ())
         slo_of(slo_us, 0)
         if similar is not None:
-            _check_similar(name, dtype, shape)
+            check_similar(name, dtype, shape)
         m = engine.new_model()
         m.spec.uid = uid
         m.cached = cached
@@ -121,36 +97,6 @@ cdef class Model:
         if self.state != NULL and self.state.unlisted:
             model_drop(&self.engine.state.departed, self.state)
 
-    def _set_rows(self, str dtype, tuple shape):
-        cdef ModelState* m = self.state
-        cdef u32 i
-        if self.similar is not None and dtype != "any":
-            self.similar.draw(dtype == "f64", math.prod(shape),
-                              key_of(self.engine.state.cache, m.spec.uid | NEAR, 0, NULL, 0).lo)
-        m.spec.dtype = <u8> int(NAMES.get(dtype, ANY))
-        m.spec.variable = dtype in ("str", "bytes") or shape == (-1,)
-        self.dtype = _typenums.get(dtype)
-        self.typenum = -1 if self.dtype is None else (<cnp.dtype> self.dtype).num
-        self.shape = shape
-        if m.spec.variable or m.spec.dtype == ANY:
-            return
-        m.spec.rank = <u8> len(shape)
-        m.spec.row_bytes = itemsize(m.spec.dtype)
-        for i in range(len(shape)):
-            m.spec.dims[i] = shape[i]
-            m.spec.row_bytes *= <u64> shape[i]
-        self.near = self.similar is not None
-        m.lane_rows = min(m.lane_rows, max(<u64> 16, self.lane_bytes_max // m.spec.row_bytes))
-
-    def settle(self, str dtype, tuple shape=()):
-        """Give a model of type `any` the type of its rows; only before its first row."""
-        if self.state.spec.dtype != ANY:
-            raise_for(BAD_INPUT, f"{self.name} takes {self.describe_input()} already")
-        _check_type(self.name, dtype, shape)
-        if self.similar is not None:
-            _check_similar(self.name, dtype, shape)
-        self._set_rows(dtype, shape)
-
     @property
     def waiting(self):
         """Rows in its lanes that no replica has been sent, as the loop last counted them."""
@@ -161,116 +107,12 @@ cdef class Model:
         """The model's number in its engine."""
         return self.state.index
 
-    # -- rows
-
-    cdef int _settle_by(self, object x) except -1:
-        """The first input of a model of type `any` says what its rows are. The answer of the thread that comes first holds."""
-        cdef object settled
-        if self.on_untyped is None:
-            raise self._refuse(x, "its input type is not known yet")
-        settled = self.on_untyped(x)
-        if self.state.spec.dtype == ANY:
-            self.settle(*settled)
-        return 0
-
-    cdef object _row(self, object x, const void** row, u64* nbytes):
-        """Point at the row's bytes; -> the object that must stay alive meanwhile."""
-        cdef Py_ssize_t size = 0
-        cdef cnp.ndarray array
-        if self.state.spec.dtype == ANY:
-            self._settle_by(x)
-        if self.typenum >= 0:
-            array = self._array(x)
-            row[0] = cnp.PyArray_DATA(array)
-            nbytes[0] = cnp.PyArray_NBYTES(array)
-            return array
-        if self.state.spec.dtype == STR:
-            if not isinstance(x, str):
-                raise self._refuse(x, None)
-            try:
-                row[0] = PyUnicode_AsUTF8AndSize(x, &size)
-            except UnicodeEncodeError as error:
-                raise self._refuse(x, error) from None
-            nbytes[0] = size
-            return x
-        if not isinstance(x, bytes):
-            if not isinstance(x, (bytearray, memoryview)):
-                raise self._refuse(x, None)
-            x = bytes(x)
-        row[0] = PyBytes_AS_STRING(x)
-        nbytes[0] = PyBytes_GET_SIZE(x)
-        return x
-
-    cdef cnp.ndarray _array(self, object x):
-        cdef cnp.ndarray array
-        if isinstance(x, np.ndarray):
-            array = x
-            if (cnp.PyArray_TYPE(array) != self.typenum or not cnp.PyArray_ISCARRAY_RO(array)):
-                if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-                    raise self._refuse(x, None)
-                array = np.array(array, self.dtype, order="C")
-        else:
-            array = self._array_of(x)
-        if not self._fits(array):
-            raise self._refuse(x, None)
-        if self.state.finite and not all_finite(self.state.spec.dtype, cnp.PyArray_DATA(array), cnp.PyArray_NBYTES(array)):
-            raise self._refuse(x, "it holds NaN or an infinity, and this model was deployed with finite=True")
-        return array
-
-    cdef cnp.ndarray _array_of(self, object x):
-        """From what is no array yet. Whole numbers fit any integer type that holds their values."""
-        try:
-            array = np.asarray(x)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise self._refuse(x, error) from None
-        if array.dtype.kind in "iu" and self.dtype.kind in "iu" and array.size:
-            bounds = np.iinfo(self.dtype)
-            if array.min() < bounds.min or array.max() > bounds.max:
-                raise self._refuse(x, f"a value lies beyond {bounds.min} to {bounds.max}")
-        elif array.size and not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise self._refuse(x, None)
-        return np.array(array, self.dtype, order="C")
-
-    cdef bint _fits(self, cnp.ndarray array):
-        cdef int i
-        if self.state.spec.variable:
-            return cnp.PyArray_NDIM(array) == 1
-        if cnp.PyArray_NDIM(array) != self.state.spec.rank:
-            return False
-        for i in range(self.state.spec.rank):
-            if cnp.PyArray_DIM(array, i) != self.state.spec.dims[i]:
-                return False
-        return True
-
-    cdef object _refuse(self, object x, object cause):
-        wanted = self.describe_input()
-        if isinstance(x, np.ndarray):
-            got = f"{x.dtype}{list(x.shape)}"
-        elif isinstance(x, (list, tuple)):
-            got = f"a {type(x).__name__} of {len(x)}"
-        else:
-            got = f"{type(x).__name__}"
-        text = f"input for {self.name}: expected {wanted}, got {got}"
-        if cause is not None:
-            text += f": {cause}"
-        try:
-            raise_for(BAD_INPUT, text)
-        except Exception as error:
-            return error
-
-    def describe_input(self):
-        """The input type as the notation has it: `f64[64]`, `i32[*]`, `str`."""
-        name = next((key for key, value in NAMES.items() if int(value) == self.state.spec.dtype), "any")
-        if self.typenum < 0 or not self.shape:
-            return name
-        return f"{name}[{','.join('*' if n < 0 else str(n) for n in self.shape)}]"
-
     # -- submitting
 
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil:
         cdef i32 cells[32]
         if self.near and projection_cells(self.similar.state, row, cells):
-            return key_of(self.engine.state.cache, self.state.spec.uid | NEAR, salt, cells, 4 * self.similar.state.count)
+            return key_of(self.engine.state.cache, near_uid(self.state.spec.uid), salt, cells, 4 * self.similar.state.count)
         cdef Key key = key_of(self.engine.state.cache, self.state.spec.uid, salt, row, nbytes)
         return key_marked(key, mark) if mark else key
 
@@ -417,33 +259,6 @@ cdef class Model:
             block_drop(home, block, 1)
         return 0
 
-    def _rows(self, rows):
-        """All rows checked before the first is submitted."""
-        cdef const void* row = NULL
-        cdef u64 nbytes = 0
-        cdef object _keep
-        if not isinstance(rows, np.ndarray):
-            rows = list(rows)
-        if self.state.spec.dtype == ANY and len(rows):
-            _keep = self._row(rows[0], &row, &nbytes)
-        if self.typenum >= 0 and not self.state.spec.variable:
-            try:
-                array = np.asarray(rows)
-            except ValueError as error:
-                raise self._refuse(rows, error) from None
-            if array.ndim != len(self.shape) + 1 or not np.can_cast(array.dtype, self.dtype, "same_kind"):
-                raise self._refuse(rows, f"predict_many takes an array of shape (n, {', '.join(map(str, self.shape))})")
-            array = np.ascontiguousarray(array, self.dtype)
-            for item in array[:1]:
-                self._array(item)
-            if self.state.finite and not np.isfinite(array).all():
-                raise self._refuse(rows, "it holds NaN or an infinity, and this model was deployed with finite=True")
-            return array
-        rows = list(rows)
-        for item in rows:
-            self._row(item, &row, &nbytes)
-        return rows
-
     cdef Status _shut(self) noexcept nogil:
         """Why nothing new is taken in, or 0."""
         return rows_shut(self.engine.state)
@@ -487,7 +302,7 @@ cdef class Model:
         intake.uid = m.spec.uid
         intake.salt = salt
         intake.near = &self.similar.state if self.near else NULL
-        intake.near_uid = m.spec.uid | NEAR
+        intake.near_uid = near_uid(m.spec.uid)
         intake.rows = <const u8*> cnp.PyArray_DATA(rows)
         intake.row_bytes = m.spec.row_bytes
         intake.block = block

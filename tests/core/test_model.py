@@ -16,6 +16,7 @@ from clipper_core.engine import Engine
 from clipper_core.ensemble import predict_heard
 from clipper_core.model import Model, predict_all
 from clipper_core.status import Status, StatusError
+from clipper_core.taking import Taking
 
 World = Any  # tests/core/conftest.py
 NUMPY = {"bool": "?", "u8": "u1", "i8": "i1", "u16": "u2", "i16": "i2", "u32": "u4", "i32": "i4", "u64": "u8", "i64": "i8",
@@ -171,6 +172,12 @@ def test_every_class_of_slo_has_a_lane(world: World) -> None:
     assert [len(rows) for _, rows in container.read()] == [sum(not future.done() for future in futures)]
     world.serve()
     assert all(future.done() for future in futures)
+
+
+def test_nothing_takes_inputs_but_a_model(world: World) -> None:
+    assert isinstance(world.model(), Taking)
+    with pytest.raises(TypeError, match="only a Model"):
+        Taking()
 
 
 def test_models_are_bounded(new_world: Callable[..., World]) -> None:
