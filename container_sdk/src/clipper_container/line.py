@@ -19,6 +19,8 @@ from clipper_container.transport import READ_BYTES, Backoff, Buffer, Disconnecte
 from clipper_container.wire import HEADER_BYTES, PAYLOAD_BYTES_MAX, Bytes
 
 BUFFER_KEPT_BYTES = 1 << 20  # by a thread, between connections
+QUICK_S = 100e-6  # less than to let another thread lead is worth
+ODD_S = 3 * QUICK_S  # an answer that took longer counts as this
 
 
 _T = TypeVar("_T")
@@ -38,9 +40,12 @@ def relay(source: Future[_T], target: Future[_T]) -> None:
 
 
 class Gate:
-    """The batches that one model takes at once."""
+    """The batches that one model takes at once. usual_s: what it takes for what it is sent, of late.  quick: it may be evaluated
+    by the thread that leads; not before that is known."""
 
     def __init__(self, places: int) -> None:
+        self.usual_s = 0.0
+        self.quick = False
         self._lock = threading.Lock()
         self._free = max(1, places)
         self._parked: deque[Line] = deque()
@@ -53,6 +58,14 @@ class Gate:
                 return True
             self._parked.append(line)
             return False
+
+    def took(self, seconds: float) -> None:
+        """From what was read to the last answer; less than nothing: there was none."""
+        if seconds < 0:
+            return
+        seconds = min(seconds, ODD_S)
+        self.usual_s = usual_s = self.usual_s + (seconds - self.usual_s) / 8 if self.usual_s else seconds
+        self.quick = usual_s < QUICK_S
 
     def leave(self) -> Line | None:
         with self._lock:

@@ -1,11 +1,9 @@
-"""A host's connections to servers: thousands, most of them idle, on one epoll and a few threads.
+"""A host's connections to servers: thousands, most of them idle, on one epoll and a few threads (crew.py).
 
-Every thread waits in the same epoll, and whoever gets a connection (EPOLLONESHOT: nobody else gets it meanwhile) reads its frame,
-evaluates, answers and arms it again. So no batch is handed from thread to thread, and buffers belong to threads, not to
-connections. When the last thread that waited has got one, another is started, up to a bound: a slow model does not keep the
-others waiting. A batch of a model that has its hands full is left unread: its connection is parked, and armed when there is a
-place.
-Source: leader/followers, as in Schmidt et al., Pattern-Oriented Software Architecture 2.
+Whoever gets a connection (EPOLLONESHOT: nobody else gets it meanwhile) reads its frame, evaluates, answers and arms it again. So
+no batch is handed from thread to thread, and buffers belong to threads, not to connections. A model that takes its time is
+evaluated while another thread waits for the rest. A batch of a model that has its hands full is left unread: its connection is
+parked, and armed when there is a place.
 
 Only the thread that got a connection closes it; others ask by `shutdown`, which wakes it.
 """
@@ -21,11 +19,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from clipper_container.answers import Answers
+from clipper_container.crew import Crew
 from clipper_container.evaluate import Evaluator
 from clipper_container.line import Gate, Inbox, Line, State, begin_connecting, relay
 from clipper_container.serve import ATTEMPT_S, SILENCE_HEARTBEATS, Options, Refused, Welcome, welcome_of
@@ -42,7 +41,7 @@ from clipper_container.wire import (
     pack_map,
 )
 
-THREADS_MAX = 64
+EVENTS_MAX = 64  # taken from the epoll at once
 LEAVE_S = 30.0  # from our GOODBYE until the connection is ended without the server
 _ONESHOT = int(select.EPOLLIN | select.EPOLLONESHOT | getattr(select, "EPOLLRDHUP", 0))
 _CONNECTED = int(select.EPOLLOUT | select.EPOLLONESHOT)
@@ -60,11 +59,9 @@ class Lines:
         self._epoll = select.epoll()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
         self._stopping = False
         self._errands = ThreadPoolExecutor(4, "clipper-host-dial")
-        self._start_thread()
+        self._crew = Crew(self._wait, self._handle_told, timers)
 
     # -- asked by the node
 
@@ -132,9 +129,8 @@ class Lines:
         """End the threads and what is still connected. After leave_all, if batches are to be answered."""
         self._stopping = True
         os.eventfd_write(self._stop, 1)
-        until = time.monotonic() + 1.0
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        self._crew.stop()
+        self._crew.join(1.0)
         self._errands.shutdown(wait=False, cancel_futures=True)
         for line in tuple(self._by_fd.values()):
             line.shutdown()
@@ -184,31 +180,11 @@ class Lines:
 
     # -- the threads
 
-    def _start_thread(self) -> None:
-        with self._lock:
-            if len(self._threads) >= THREADS_MAX or self._stopping:
-                return
-            self._idle += 1
-            thread = threading.Thread(target=self._run, name=f"clipper-host-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-        thread.start()
-
-    def _run(self) -> None:
-        inbox = Inbox()
-        while True:
-            events = self._epoll.poll(-1, 1)
-            if self._stopping:
-                return
-            with self._lock:
-                self._idle -= 1
-                alone = self._idle == 0
-                line = self._by_fd.get(events[0][0]) if events else None
-            if alone and line is not None:
-                self._start_thread()
+    def _wait(self) -> Iterator[Line]:
+        for fd, _ in self._epoll.poll(-1, EVENTS_MAX):
+            line = self._by_fd.get(fd)
             if line is not None:
-                self._handle_told(line, inbox)
-            with self._lock:
-                self._idle += 1
+                yield line
 
     def _handle_told(self, line: Line, inbox: Inbox) -> None:
         try:
@@ -221,6 +197,8 @@ class Lines:
         if line.state is State.SERVING and not line.gate.enter(line):
             return
         entered = line.state is State.SERVING
+        if entered and not line.gate.quick:
+            self._crew.hand_over()
         try:
             over = self._serve(line, inbox) if entered else self._advance(line, inbox)
         except (Disconnected, BadFrame, OSError) as error:
@@ -288,6 +266,7 @@ class Lines:
             line.heard, over = time.monotonic(), ""
             while not over and inbox.begin():
                 over = self._one(line, inbox, line.welcome.payload_bytes_max)
+            line.gate.took(line.spoke - line.heard)
             return over
         finally:
             with line.lock:
