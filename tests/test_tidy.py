@@ -32,7 +32,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("piece", "batch_log", "shard_door"),
     ("future", "lane", "link"),
     ("mailbox", "replica", "bulk", "demand", "asking"),
-    ("crew",),
+    ("crew", "sending"),
     ("model_state",),
     ("scheduler",),
     ("engine", "submit"),

@@ -92,8 +92,6 @@ cdef void replica_free(Replica* r) noexcept nogil
 cdef Batch* batch_new(u32 n) noexcept nogil
 cdef void batch_free(Batch* batch) noexcept nogil
 
-cdef Status replica_send(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch, u64 now_us) noexcept nogil
-# ^ takes the batch over; NO_MEMORY or TOO_LARGE: nothing was queued and the caller still has it
 cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, u64 now_us) noexcept nogil
 # ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when too much of it waits
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,

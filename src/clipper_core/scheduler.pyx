@@ -27,8 +27,9 @@ from clipper_core.machine cimport eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.model_state cimport LANE_CLASSES, models_give_back
 from clipper_core.prediction cimport TAG_NONE, Value
 from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
-                                   replica_lost, replica_new, replica_overdue, replica_send, replica_teach)
+                                   replica_lost, replica_new, replica_overdue, replica_teach)
 from clipper_core.ring cimport ring_row
+from clipper_core.sending cimport replica_send
 from clipper_core.status cimport BAD_FRAME, FULL, NO_REPLICA, OK, PENDING, Status
 from clipper_core.task cimport Lane, Span, Task, task_of
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
