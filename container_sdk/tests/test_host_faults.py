@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from pathlib import Path
 
 import fake_server as fake
@@ -14,6 +15,7 @@ from test_host import answer, hosting, listening, load, serve
 RUNTIMES = """
 import threading
 import time
+import weakref
 from pathlib import Path
 from clipper_container import Model
 from clipper_container.runtime import ArtifactError, Loaded, Runtime
@@ -43,7 +45,7 @@ class Echo(Model):
         return [float(self.most)] * len(xs)
 
 class Here(Runtime):
-    types = ("echo", "pair", "hang", "bad", "huge", "large", "exit", "far")
+    types = ("echo", "pair", "hang", "bad", "huge", "large", "exit", "far", "circle")
 
     def load(self, artifact):
         here = Path(artifact.path)
@@ -55,8 +57,12 @@ class Here(Runtime):
             raise ArtifactError("cracked")
         if artifact.type == "exit":
             raise SystemExit("not here")
-        sizes = {"huge": 1 << 50, "far": 12345}
-        return Loaded(Echo(here), sizes.get(artifact.type, 0), 2 if artifact.type == "pair" else 1, inside=artifact.type != "far")
+        sizes = {"huge": 1 << 50, "far": 12345, "circle": 33 << 20}
+        model = Echo(here)
+        if artifact.type == "circle":
+            model.me = model
+            weakref.finalize(model, (here / "freed").touch)
+        return Loaded(model, sizes.get(artifact.type, 0), 2 if artifact.type == "pair" else 1, inside=artifact.type != "far")
 
     def unload(self, artifact, loaded):
         with open(Path(artifact.path) / "log", "a") as log:
@@ -211,3 +217,13 @@ def test_a_runtime_that_is_none_is_told(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "json:JSONDecoder is no clipper_container.runtime.Runtime" in done.stderr
+
+
+def test_what_a_large_model_leaves_in_circles_is_found_soon(node) -> None:
+    load(node, "c", str(node.folder), type="circle")
+    assert not (node.folder / "freed").exists()
+    node.ask("unload", model="c")
+    until = time.monotonic() + 20.0
+    while not (node.folder / "freed").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from clipper_container import sizes
-from clipper_container.sizes import PAGE, Sizes
+from clipper_container.sizes import COLLECT_BYTES, COLLECT_S, PAGE, Leftovers, Sizes
 
 
 @pytest.fixture
@@ -117,3 +117,17 @@ def test_the_bytes_of_a_folder(tmp_path):
     assert sizes.file_bytes(str(tmp_path)) == 42
     assert sizes.file_bytes(str(tmp_path / "10.model")) == 10
     assert sizes.file_bytes("module:attribute") == 0
+
+
+def test_what_little_models_left_is_looked_for_once_in_a_while_and_what_large_ones_did_at_once():
+    left = Leftovers(100.0)
+    assert left.wait_s(1000.0) is None
+    left.add(COLLECT_BYTES // 2)
+    assert left.wait_s(101.0) == COLLECT_S - 1.0
+    assert left.wait_s(100.0 + COLLECT_S) == 0.0
+    left.add(COLLECT_BYTES // 2)
+    assert left.wait_s(101.0) == 0.0
+    left.clear(101.0)
+    assert left.wait_s(500.0) is None
+    left.add(1)
+    assert left.wait_s(102.0) == COLLECT_S - 1.0

@@ -7,6 +7,7 @@ given up, and its thread replaced; of what it may bring yet nothing is kept. Aft
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import queue
 import sys
@@ -24,7 +25,7 @@ from clipper_container.line import Gate, relay
 from clipper_container.lines import Lines
 from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.serve import Options
-from clipper_container.sizes import Measure, Sizes, trim
+from clipper_container.sizes import Leftovers, Measure, Sizes, trim
 from clipper_container.timers import Timers
 
 OVERRUNS_MAX = 3
@@ -109,7 +110,8 @@ class Residents:
         self._models: dict[str, Resident] = {}
         self._queue: queue.SimpleQueue[Resident | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
-        self._trimming = False
+        self._trimming = self._to_trim = False
+        self._leftovers = Leftovers(time.monotonic())
         for _ in range(loading_max):
             self._start_loader()
 
@@ -283,6 +285,9 @@ class Residents:
             one.runtime.unload(one.artifact, loaded)
         del loaded
         self._forget(one)
+        with self._lock:
+            self._leftovers.add(one.size_bytes)
+            self._to_trim = True
         self._trim_soon()
 
     def _stuck(self, one: Resident, timeout_s: float) -> None:
@@ -305,8 +310,18 @@ class Residents:
         self._timers.after(TRIM_S, self._trim)
 
     def _trim(self) -> None:
-        self._trimming = False
-        trim()
+        now_s = time.monotonic()
+        with self._lock:
+            self._trimming = False
+            wait_s, to_trim, self._to_trim = self._leftovers.wait_s(now_s), self._to_trim, False
+            if wait_s == 0:
+                self._leftovers.clear(now_s)
+        if wait_s == 0:
+            gc.collect()
+        elif wait_s is not None:
+            self._trim_soon()  # and look again
+        if to_trim or wait_s == 0:
+            trim()
 
     def close(self) -> None:
         for _ in range(self.loading_max):
