@@ -1,5 +1,6 @@
 """The mesh: a hop, a cold load, 20 000 models in a process, exact copies, a registry in etcd (--rows way,paced,many)."""
 
+import asyncio
 import ctypes
 import gc
 import resource
@@ -7,17 +8,21 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 import clipper
-from bench.harness import FAILED, Goal, Row, Sample, UnknownRows, absent, open_loop, row
+from bench.harness import FAILED, Goal, Load, Row, Sample, UnknownRows, absent, open_loop, row
 from bench.system.store_servers import NO_ETCD, etcd
+from clipper.load.pace import arrivals, pace
 from clipper.mesh.records import MODELS, MeshModel, decode, encode
+from clipper.serving.ear import Ear
 from clipper.store import Mirror, Put, open_store
 
 CODE = "def double(rows):\n    return rows * 2\n"
@@ -155,13 +160,47 @@ def many(quick: bool, folder: Path) -> list[Row]:
     ]  # fmt: skip
 
 
-def _offered(node: clipper.ClipperServer, rate: float, seconds: float, draw_ids: Callable[[Any, int], Any]) -> Any:
-    draw = np.random.default_rng(1)
-    times = np.cumsum(draw.exponential(1 / rate, int(rate * seconds)))
+def _offered(node: clipper.ClipperServer, rate: float, seconds: float, draw_ids: Callable[[Any, int], Any]) -> Load:
+    draw = np.random.default_rng(time.perf_counter_ns())  # other rows than the last time: none is answered by the cache
+    times = arrivals(rate, seconds, seed=1)
     ids = [f"m{i:05d}" for i in draw_ids(draw, len(times))]
     rows = list(draw.standard_normal((len(times), 3)))
-    at = iter(range(len(times) + 1))
-    return open_loop(lambda x: node.predict(ids[next(at)], x, slo_ms=5000), rows, times, patience_s=PATIENCE_S)
+    return uvloop.run(_send(node, lambda i: node.predict(ids[i], rows[i], slo_ms=5000), times))
+
+
+async def _send(node: clipper.ClipperServer, predict: Callable[[int], Any], times: Any) -> Load:
+    """An open loop whose one thread sends and hears, as that of an application with an event loop does. A thread that sends while
+    another hears measures Python's lock: each waits 5 ms for it when the other has much to do."""
+    latencies, late = np.full(len(times), np.nan), np.zeros(len(times))
+    load, numbers, finished = Load(float(times[-1]), latencies, 0, Counter()), iter(range(len(times))), asyncio.Event()
+    ear = Ear(asyncio.get_running_loop(), list(node._engines))
+    zero_s, left = time.perf_counter() + 0.01, len(times)
+
+    def send(due_s: float) -> None:
+        i = next(numbers)
+        late[i] = time.perf_counter() - due_s
+        future = predict(i)
+
+        def told(future: Any) -> None:
+            nonlocal left
+            latencies[i] = (time.perf_counter() - due_s) * 1e6
+            load.defaults += future.result().is_default
+            left -= 1
+            if not left:
+                finished.set()
+
+        if not ear.hear(future, told):
+            told(future)
+
+    try:
+        await pace(iter((times + zero_s).tolist()), send, asyncio.Event())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(finished.wait(), PATIENCE_S)
+    finally:
+        ear.close()
+    load.errors = Counter({"never answered": left} if left else {})
+    load.sender_late_us = float(np.quantile(late, 0.99) * 1e6)
+    return load
 
 
 def _closed(node: clipper.ClipperServer, seconds: float, warm: int) -> float:
