@@ -7,9 +7,10 @@ cimport numpy as cnp
 from posix.unistd cimport close as close_fd
 
 from clipper_core.embedding cimport Table
+from clipper_core.histogram cimport note
 from clipper_core.machine cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, acquire,
-    epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64, relaxed, release, u8, u64,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64, monotonic_us, relaxed, release, u8, u64,
 )
 from clipper_core.shard_counts cimport Counts, counts_refuse
 from clipper_core.shard_line cimport (
@@ -18,6 +19,7 @@ from clipper_core.shard_line cimport (
 )
 from clipper_core.shard_log cimport Held, ShardLog
 from clipper_core.shard_region cimport is_local, receive_with
+from clipper_core.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
 
 import numpy as np
@@ -55,6 +57,9 @@ cdef u64 LISTENER = <u64> 1 << 41
 cdef void _watch(DoorState* s, Caller* c, int op) noexcept nogil:
     cdef epoll_event event
     event.events = (0 if is_busy(c) or c.closing else EPOLLIN) | (EPOLLOUT if c.watched else 0)
+    if op == EPOLL_CTL_MOD and event.events == c.events:
+        return
+    c.events = event.events
     event.data.u64 = c.number
     epoll_ctl(s.epoll_fd, op, c.fd, &event)
 
@@ -171,11 +176,25 @@ cdef void _deliver(DoorState* s) noexcept nogil:
         del reply
 
 
+cdef int _wait(DoorState* s, epoll_event* events) noexcept nogil:
+    """After a message the next one is polled for, for a moment."""
+    cdef int n = 0
+    if s.heard and spin_begin(&s.spin, monotonic_us()):
+        note(&s.spells, 1)
+        n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        while n == 0 and spin_on(&s.spin, monotonic_us()):
+            n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 0)
+        if n > 0:
+            spin_paid(&s.spin)
+    return n if n else epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 500000)
+
+
 cdef void _turn(DoorState* s) noexcept nogil:
     cdef epoll_event[EVENTS_MAX] events
     cdef Caller* c
     cdef u64 tag
-    cdef int i, n = epoll_wait_us(s.epoll_fd, events, EVENTS_MAX, 500000)
+    cdef int i, n = _wait(s, events)
+    s.heard = n > 0
     for i in range(max(n, 0)):
         tag = events[i].data.u64
         if tag == POST:
@@ -252,12 +271,12 @@ cdef class ShardDoor:
     """Threads: run() has its own; the rest any. Connections of a shard, and its tables as they are reached from elsewhere.
 
     frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.  shared_bytes_max: of all memory that
-    callers over unix sockets share, to have rows written there.
+    callers over unix sockets share, to have rows written there.  spin_us: to poll after a message for the next, before it sleeps.
     What a connection asks that is neither a pull nor a push of rows is a call, and Python's to answer: see `calls`.
     """
 
     def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24,
-                  u64 shared_bytes_max=1 << 30):
+                  u64 shared_bytes_max=1 << 30, u64 spin_us=0):
         cdef DoorState* s = new DoorState()
         self.state, self.tables, self.counts = s, [], Counts()
         s.counts = self.counts.state
@@ -270,6 +289,7 @@ cdef class ShardDoor:
         s.epoch.store(1, relaxed)
         if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s, s.post.fd, POST):
             raise_for(NO_MEMORY, "no descriptors for a shard")
+        spin_init(&s.spin, spin_us)
 
     def __dealloc__(self):
         cdef DoorState* s = self.state
@@ -380,6 +400,11 @@ cdef class ShardDoor:
         """Of pushes whose gradients are of an older version: refuse those more than lag_max behind; slow the rate."""
         self.state.lag_max.store(lag_max, relaxed)
         self.state.slows.store(slows, relaxed)
+
+    @property
+    def spells(self):
+        """Of polling, begun so far: each after a message."""
+        return self.state.spells.load(relaxed)
 
     def stats(self):
         cdef DoorState* s = self.state

@@ -8,6 +8,7 @@ from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.shard_counts cimport ShardCounts
 from clipper_core.shard_log cimport ShardLog, mutex
 from clipper_core.shard_region cimport Region
+from clipper_core.spin cimport Spin
 
 cdef extern from "shard_line.hpp" namespace "clipper" nogil:
     cdef enum ShardKind:
@@ -61,6 +62,7 @@ cdef cppclass Caller:
     bint admitted
     bint closing                # when its output is sent
     bint watched                # for room to write
+    u32 events                  # that the loop is told of
     u32 calls                   # with Python now
     bint local                  # a unix socket
     Region region               # that it shares
@@ -83,6 +85,9 @@ cdef cppclass Reply:            # an answer on its way to the loop
 cdef cppclass DoorState:
     int epoll_fd
     vector[int] listeners
+    Spin spin
+    bint heard                  # something, in the turn before
+    atomic[u64] spells          # of polling
     vector[Caller*] callers
     vector[u32] unused
     Place[1024] places

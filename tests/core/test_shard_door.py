@@ -126,9 +126,9 @@ class Worker:
         return not select.select([self.socket], [], [], 0.05)[0]
 
 
-@pytest.fixture
-def shard(tmp_path: Path) -> Iterator[Shard]:
-    with contextlib.closing(Shard(tmp_path, frame_bytes_max=1 << 16, log_ids_max=64)) as shard:
+@pytest.fixture(params=[0, 50], ids=["sleeps", "polls"])
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shard]:
+    with contextlib.closing(Shard(tmp_path, frame_bytes_max=1 << 16, log_ids_max=64, spin_us=request.param)) as shard:
         yield shard
 
 
@@ -421,3 +421,16 @@ def test_a_follower_that_begins_has_nothing(shard: Shard, worker: Worker) -> Non
 def test_connections_are_closed_at_the_end(shard: Shard, worker: Worker) -> None:
     shard.door.stop()
     assert worker.socket.recv(1) == b""
+
+
+@pytest.mark.parametrize("spin_us", [0, 50])
+def test_polling_begins_after_a_message_only(tmp_path: Path, spin_us: int) -> None:
+    polls = bool(spin_us) and len(os.sched_getaffinity(0)) > 1
+    with contextlib.closing(Shard(tmp_path, spin_us=spin_us)) as shard:
+        assert shard.door.spells == 0
+        worker = Worker(shard)
+        with contextlib.closing(worker.socket):
+            for _ in range(100):
+                worker.pull([1])
+            heard = 103  # a connection, a call and its answer, and those
+            assert polls <= shard.door.spells <= polls * heard

@@ -20,6 +20,7 @@ from clipper.params.tables import TableSpec
 Array = npt.NDArray[Any]
 Variables = Mapping[str, npt.NDArray[np.float32]]
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+SPIN_US = 50
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
@@ -49,6 +50,7 @@ class Client:
     worker: its number, unique; pushes are told from their repetitions by it. Made up when not given.
     patience_s: how long to wait for a shard that is away, or recovers, before ShardAway.
     shared: large pulls come by memory that a shard on this host writes; a forked child that keeps such rows must copy them.
+    spin_us: how long to poll for an answer before sleeping, while that pays (docs/params.md); 0: never.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Client:
         patience_s: float = 10.0,
         answer_s: float = 10.0,
         shared: bool = True,
+        spin_us: int = SPIN_US,
     ) -> None:
         addresses: list[str]
         self._folder, known = "", ""
@@ -79,7 +82,8 @@ class Client:
         self._specs: dict[str, TableSpec] = {}
         self.lock = threading.RLock()
         token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
-        self.lines = [Line(i, self._address, token, self.worker, answer_s, shares=shared) for i in range(len(addresses))]
+        said = token, self.worker, answer_s
+        self.lines = [Line(i, self._address, *said, shares=shared, spin_us=spin_us) for i in range(len(addresses))]
 
     def close(self) -> None:
         with self.lock:

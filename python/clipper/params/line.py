@@ -20,6 +20,7 @@ from clipper.errors import ClipperError, InvalidInput, ShardAway, UnknownTable
 from clipper.params import frames
 from clipper.params.frames import HEAD_BYTES, IN_REGION, Head, Kind, Refusal, packed, read_head, refusal, unpacked
 from clipper_container.shared_rows import Sharing
+from clipper_core.spin import Receiver
 
 Buffer = Any  # bytes, or an array's memory
 SHARDS_FILE = "shards.json"  # {"addresses": [...], "token": ...}, in a set's folder
@@ -53,13 +54,22 @@ def call(name: str, **fields: Any) -> Ask:
 
 class Line:
     """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have another.
-    shares: memory, with a shard on this host, for large pulls."""
+    shares: memory, with a shard on this host, for large pulls.  spin_us: of polling for an answer, before it sleeps."""
 
     def __init__(
-        self, number: int, address: Callable[[int], str], token: str, worker: int, answer_s: float, *, shares: bool = False
+        self,
+        number: int,
+        address: Callable[[int], str],
+        token: str,
+        worker: int,
+        answer_s: float,
+        *,
+        shares: bool = False,
+        spin_us: int = 0,
     ) -> None:
         self.number, self._address, self._token, self._worker, self._answer_s = number, address, token, worker, answer_s
         self._shares, self._sharing = shares, Sharing()
+        self._receiver = Receiver(spin_us=spin_us)
         self._socket: socket.socket | None = None
         self._next = 0
         self._open: dict[int, Ask] = {}
@@ -198,7 +208,7 @@ class Line:
 
     def _hear(self) -> None:
         try:
-            self._fill(memoryview(self._head))
+            self._fill(self._head)
             head = read_head(self._head)
             ask = self._open.pop(head.id, None)
             if head.flags & IN_REGION and head.kind == Kind.ANSWER and ask is not None and ask.block is not None:
@@ -216,14 +226,10 @@ class Line:
         if ask is not None:
             ask.body, ask.answer = body, head
 
-    def _fill(self, into: memoryview) -> None:
+    def _fill(self, into: bytearray | memoryview) -> None:
         assert self._socket is not None
-        at = 0
-        while at < len(into):
-            n = self._socket.recv_into(into[at:] if at else into, 0, socket.MSG_WAITALL)
-            if n == 0:
-                raise ConnectionError("it closed the connection")
-            at += n
+        if not self._receiver.fill(self._socket.fileno(), into):
+            raise ConnectionError("it closed the connection")
 
     def _dial(self) -> None:
         self._socket = connected(self._address(self.number), self._answer_s)

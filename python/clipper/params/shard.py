@@ -74,6 +74,7 @@ class Shard:
             frame_bytes_max=settings.frame_bytes_max,
             connections_max=settings.connections_max,
             shared_bytes_max=settings.shared_bytes_max,
+            spin_us=settings.spin_us,
         )
         self.door.stale(lag_max=settings.lag_max, slows=settings.lag_slows)
         self.parameters = Parameters()

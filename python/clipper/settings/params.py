@@ -55,6 +55,10 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         int,
         about("memory where workers on a shard's host have their rows; 0: they come over the socket", "bytes", ge=0, le=1 << 40),
     ] = 1 << 30
+    spin_us: Annotated[
+        int,
+        about("a shard polls so long after a message for the next, while that pays; 0: it sleeps at once", "us", ge=0, le=1000),
+    ] = 50
     connections_max: Annotated[int, about("of one shard", "connections", ge=8, le=65_536)] = 1024
 
     def __repr__(self) -> str:
