@@ -149,7 +149,10 @@ class ClipperServer(Streaming, Joining, Applying):
             self._deployment.mesh, self._questions.mesh = mesh, mesh.question
             self._questions.link = mesh.link
             self.catalog.elsewhere = lambda name: None if (link := mesh.link(name)) is None else link.record
-            mesh.start()
+            if self._store_is_away and self.config.mesh.enter_s:
+                mesh.start_late()
+            else:
+                mesh.start()
 
     def _begin(self) -> None:
         """What needs the store."""
@@ -166,9 +169,12 @@ class ClipperServer(Streaming, Joining, Applying):
         self.catalog.refresh()
         self._deployment.follow(resumed)
         self._questions.resolve(self.catalog.view)
-        self._learning.begin_again()
-        with contextlib.suppress(ShuttingDown), acting("the configuration", ""):
-            self._declare()
+        with contextlib.suppress(ShuttingDown):
+            if self._mesh is not None:
+                self._mesh.enter()
+            self._learning.begin_again()
+            with acting("the configuration", ""):
+                self._declare()
 
     def close(self, drain_s: float | None = None) -> None:
         """Refuse new queries, let those in flight finish for `drain_s` seconds, end the rest, stop all. Idempotent."""

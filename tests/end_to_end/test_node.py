@@ -17,7 +17,9 @@ import pytest
 import clipper
 from clipper.cli import main
 from tests.end_to_end.test_shell import PATIENCE_S, Process, running
+from tests.store.conftest import RedisServer, own_redis
 
+__all__ = ["own_redis"]
 MODELS = "def double(rows):\n    return rows * 2\n"
 FILE = """
 [server]
@@ -111,10 +113,36 @@ def test_a_node_without_its_store_says_so_and_ends_when_it_is_asked(here: Path) 
     pytest.importorskip("redis", reason="pip install 'clipper-serving[redis]'")
     (here / "node.toml").write_text(FILE.replace("[server]\n", "[server]\nstate = 'redis://u:secret@127.0.0.1:1/0'\n"))
     with running("node", "node.toml", "--name", "a") as node:
-        node.until("It is tried again")
+        node.until("not ready: it awaits the store redis://u:***@127.0.0.1:1/0. It is tried again.")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S)
+        with refused.value as reply:
+            assert json.load(reply)["waiting_for"] == ["the store redis://u:***@127.0.0.1:1/0"]
         assert node.end() == 0
     assert "secret" not in node.seen
     assert "\nready\n" not in node.seen
+
+
+def test_a_node_is_ready_once_its_store_has_come(here: Path, own_redis: RedisServer) -> None:
+    own_redis.kill()
+    with running("node", "node.toml", "--store", own_redis.url, "--name", "a") as node:
+        node.until("It is tried again")
+        own_redis.start()
+        node.until("\nready\n")
+        with urllib.request.urlopen(f"{at(node, 'queries come in at ')}/v2/health/ready", timeout=PATIENCE_S) as reply:
+            assert reply.status == 200
+        assert node.end() == 0
+    assert "left: no model had to move" in node.seen
+
+
+def test_a_node_whose_store_does_not_come_ends_with_code_1(here: Path) -> None:
+    pytest.importorskip("redis", reason="pip install 'clipper-serving[redis]'")
+    (here / "node.toml").write_text(FILE.replace("[mesh]\n", "[mesh]\nenter_s = 0.3\n"))
+    with running("node", "node.toml", "--store", "redis://127.0.0.1:1/0", "--name", "a") as node:
+        node.rest()
+    assert node.process.returncode == 1
+    assert "the store redis://127.0.0.1:1/0 did not come within 0.3 s (mesh.enter_s)" in node.seen
+    assert node.seen.endswith("closed\n")
 
 
 @pytest.mark.parametrize(

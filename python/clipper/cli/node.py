@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,12 +19,14 @@ from clipper.types import check_name
 if TYPE_CHECKING:
     from clipper.config import Config
     from clipper.mesh.facade import MeshFacade, MigrationProgress
+    from clipper.mesh.node import Mesh
     from clipper.server import ClipperServer
 
 _LOOK_S: Final = 0.1
 _SAY_EACH_S: Final = 1.0
 _PATIENT_S: Final = 5.0
 _RETRY_S: Final = 2.0
+_EXIT_GIVEN_UP: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -67,15 +70,18 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any)
         return
     try:
         click.echo(_greeting(server))
-        mesh: MeshFacade = server.mesh
+        mesh = server.mesh
         if _ready(mesh, stopping):
             click.echo("ready")
-        stopping.wait()
-        _drain(mesh, config.mesh.drain_s)
+            stopping.wait()
+        if not mesh.awaits:
+            _drain(mesh, config.mesh.drain_s)
         click.echo(f"closing: queries in flight have {config.server.drain_s:g} s (Ctrl-C again: at once)")
     finally:
         server.close()
     click.echo("closed")
+    if mesh.given_up:
+        sys.exit(_EXIT_GIVEN_UP)
 
 
 def _end_with_parent(stopping: threading.Event) -> None:
@@ -87,7 +93,7 @@ def _end_with_parent(stopping: threading.Event) -> None:
 
 
 def _started(config: "Config", stopping: threading.Event) -> "ClipperServer | None":
-    """Once its store is there; None when it is to end before."""
+    """Once it runs, be it that it waits for its store; None when it is to end before."""
     from clipper.errors import StoreError
     from clipper.server import ClipperServer
 
@@ -158,16 +164,28 @@ def _reachable(config: "Config") -> "Config":
     return replace(config, server=replace(server, token=token, insecure=False))
 
 
-def _ready(mesh: "MeshFacade", stopping: threading.Event) -> bool:
-    """Until this node is in the registry with the types that it loads; False when it is to end before."""
+def _ready(mesh: "Mesh", stopping: threading.Event) -> bool:
+    """Until this node is in the registry with the types that it loads; False when it is to end before, or has given up."""
     began = said = time.monotonic()
-    while not any(one.id == mesh.instance and one.types for one in mesh.instances()):
+    told = ""
+    while awaits := mesh.awaits or _lacks(mesh):
+        if mesh.given_up:
+            click.echo(f"not ready: it awaits {awaits}.")
+            return False
+        if mesh.awaits and awaits != told:
+            told = awaits
+            click.echo(f"not ready: it awaits {awaits}. It is tried again.")
         if stopping.wait(_LOOK_S):
             return False
         if time.monotonic() - said > _PATIENT_S:
             said = time.monotonic()
-            click.echo(f"not ready after {said - began:.0f} s: the store, or the processes that hold models, are not there yet")
+            click.echo(f"not ready after {said - began:.0f} s: it awaits {awaits}")
     return True
+
+
+def _lacks(mesh: "Mesh") -> str:
+    here = any(one.id == mesh.instance and one.types for one in mesh.instances())
+    return "" if here else "the store, or the processes that hold models"
 
 
 def _drain(mesh: "MeshFacade", drain_s: float) -> None:

@@ -46,8 +46,9 @@ class Node:
         return {name for name, row in self.stats()["models"].items() if row["has"]}
 
     def is_ready(self, application: str, running: set[str]) -> bool:
-        """Whether a query of it would find a model."""
-        return any(str(id) in running for id in self.question(application).models)
+        """Whether a query of it would find a model; of the mesh, one that it loads."""
+        question = self.question(application)
+        return bool(question.links) or any(str(id) in running for id in question.models)
 
     def store(self) -> str:
         """What is to be known of the store: that it is away, and how old the copy is; empty when there is nothing."""
@@ -60,10 +61,14 @@ class Node:
 
     def unready(self) -> list[str]:
         """The applications none of whose models has a container now; "the server is closing" when it is. Of a node of a mesh,
-        that it cannot load models yet, or leaves; not that the store is away: what is loaded is asked without it."""
+        that it has not entered it, cannot load models yet, or leaves; not that its store has gone since: what is loaded is asked
+        without it."""
         if self.closed():
             return ["the server is closing"]
-        store = self.stats().get("store")
+        stats = self.stats()
+        if awaits := stats.get("mesh", {}).get("awaits"):
+            return [awaits]
+        store = stats.get("store")
         if store is not None and not store["connected"] and store["copy_age_s"] is None:
             return [f"the store {store['name']}"]
         if self.mesh is not None and (waiting := _awaited(self.mesh)):

@@ -6,6 +6,7 @@ registry, from the engine (which replicas came and went), from hosts and from th
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -23,6 +24,7 @@ from clipper.errors import ClipperError, ShuttingDown
 from clipper.mesh import claims
 from clipper.mesh.channel import Failed, Message
 from clipper.mesh.draining import Draining
+from clipper.mesh.entering import Entering
 from clipper.mesh.hosts import START_S, Host, host_command
 from clipper.mesh.instance import LocalModels
 from clipper.mesh.managing import Managing
@@ -93,14 +95,14 @@ class Ground(Protocol):
         ...
 
 
-class Mesh(Tending, Managing, Draining):
+class Mesh(Entering, Tending, Managing, Draining):
     """A node of the mesh, as `server.mesh`: see clipper.mesh.facade. Threads: any; but one of its own may not wait for it."""
 
     def __init__(
         self, settings: MeshSettings, store: Store, ground: Ground, folder: Path, *, hosts: "MakeHosts | None" = None
     ) -> None:
         self.settings, self.ground, self._folder = settings, ground, folder
-        self._store = store
+        self.store = store
         self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._make_hosts = hosts or _hosts
         self.routes = Routes(ground.question, self._core_record, self._missed, ground.batching)
@@ -110,6 +112,8 @@ class Mesh(Tending, Managing, Draining):
         self._thread = threading.Thread(target=self._run, name="clipper-mesh", daemon=True)
         self._loop = asyncio.new_event_loop()
         self._begun = threading.Event()
+        self._life = asyncio.Lock()  # it enters, or leaves
+        self._leaves = asyncio.Event()
         self._following = threading.Lock()
         self._watchers = set()
         self._stopping = False
@@ -121,12 +125,15 @@ class Mesh(Tending, Managing, Draining):
     def start(self) -> "Mesh":
         """Enter the mesh. Returns when models can be loaded here; hosts that are not ready by then are tried on. StoreError while
         the store is away."""
+        self._start_threads()
+        self._do(self._begin())
+        return self
+
+    def _start_threads(self) -> None:
         self._thread.start()
         together = threading.Barrier(STORE_THREADS)
         for _ in range(STORE_THREADS):
             self._pool.submit(together.wait)  # so that they are all there
-        self._do(self._begin())
-        return self
 
     def close(self) -> None:
         """Leave it. Idempotent."""
@@ -151,9 +158,36 @@ class Mesh(Tending, Managing, Draining):
         return self._id
 
     async def _begin(self) -> None:
-        self.registry = await self.run_away(Registry, self._store, self.settings)
-        self.number = await self.run_away(self.registry.number)
-        token = await self.run_away(self.registry.token)
+        """Be in the mesh. What fails on the way, or is closed meanwhile, leaves nothing."""
+        async with self._life, contextlib.AsyncExitStack() as undo:
+            self._check_stays()
+            self.registry = await self.run_away(Registry, self.store, self.settings)
+            undo.push_async_callback(self.run_away, self.registry.close)
+            self.number = self.number or await self.run_away(self.registry.number)
+            self._make_parts(await self.run_away(self.registry.token))
+            undo.callback(self.peers.close)
+            for host in self.hosts:
+                undo.push_async_callback(host.stop)
+            await self.peers.open()
+            for host in self.hosts:
+                await host.start()
+            await self._until_ready()
+            self._check_stays()
+            undo.push_async_callback(self.run_away, self.registry.leave)
+            undo.push_async_callback(self._resign)
+            await self._enter()
+            undo.pop_all()
+            self._tell_of_changes()
+            for vmodel in self.registry.vmodels.values():
+                self.routes.alias(vmodel.id, alias_of(vmodel))
+            self._begun.set()
+            self._start_tending()
+
+    def _check_stays(self) -> None:
+        if self._stopping:
+            raise ShuttingDown("this node is closed.", hint="Start another with clipper.start(mesh=True).")
+
+    def _make_parts(self, token: str) -> None:
         self.hosts = self._make_hosts(self)
         self.peers = Peers(self._id, self.settings.peers, token, self._folder, self._answer, self.hear, self._peer_address)
         self.local = LocalModels(
@@ -164,16 +198,6 @@ class Mesh(Tending, Managing, Draining):
             self.local, self.peers, self.registry, self.settings, self.here, lambda: (self.ground.address, self.ground.token),
             self._close_route, self.notes,
         )  # fmt: skip
-        await self.peers.open()
-        for host in self.hosts:
-            await host.start()
-        await self._until_ready()
-        await self._enter()
-        self._tell_of_changes()
-        for vmodel in self.registry.vmodels.values():
-            self.routes.alias(vmodel.id, alias_of(vmodel))
-        self._begun.set()
-        self._start_tending()
 
     def _tell_of_changes(self) -> None:
         registry = self.registry
@@ -185,12 +209,13 @@ class Mesh(Tending, Managing, Draining):
         registry.instances.on_change(lambda changes: self._tell_watchers("instance", changes))
 
     async def _until_ready(self) -> None:
-        try:
-            async with asyncio.timeout(START_S):
-                for host in self.hosts:
-                    await host.is_ready.wait()
-        except TimeoutError:
+        leaves = asyncio.ensure_future(self._leaves.wait())
+        ready = asyncio.gather(*(host.is_ready.wait() for host in self.hosts))
+        await asyncio.wait((leaves, ready), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done() and not self._stopping:
             _log.error("no model host of %s is ready after %g s; it is tried on", self._id, START_S)
+        leaves.cancel()
+        ready.cancel()
         self._set_capacity()
 
     def _set_capacity(self) -> None:
@@ -207,18 +232,22 @@ class Mesh(Tending, Managing, Draining):
         await self._stand()
 
     async def _end(self) -> None:
-        if not self._begun.is_set():
-            return
+        self._leaves.set()
+        async with self._life:
+            if self._begun.is_set():
+                await self._leave()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}  # whoever waits for one in another thread is told
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _leave(self) -> None:
         self._stop_tending()
         await self.local.stop()
         await asyncio.gather(*(host.stop() for host in self.hosts))
         self.peers.close()
         await self._resign()
         await self.run_away(self.registry.leave)
-        rest = asyncio.all_tasks() - {asyncio.current_task()}  # whoever waits for one in another thread is told
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
 
     # -- from thread to thread
 
@@ -227,7 +256,11 @@ class Mesh(Tending, Managing, Draining):
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("the mesh's own thread cannot wait for it")
-        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise ShuttingDown("this node has left the mesh.", hint="Ask another.") from None
         if self._closed:
             waiting.cancel()
         try:
@@ -247,10 +280,6 @@ class Mesh(Tending, Managing, Draining):
         """Call what waits for the store, on another thread."""
         return await self._loop.run_in_executor(self._pool, functools.partial(function, *args, **keywords))
 
-    def _check_open(self) -> None:
-        if self._stopping or not self._begun.is_set():
-            raise ShuttingDown("this node is not in the mesh.", hint="Start another with clipper.start(mesh=True).")
-
     # -- queries
 
     def question(self, name: str) -> Question | None:
@@ -264,6 +293,8 @@ class Mesh(Tending, Managing, Draining):
 
     def _core_record(self, id: str, strong: bool) -> Model | None:
         if not self._begun.is_set():
+            if strong and self.awaits:
+                self._check_open()
             return None
         record: MeshModel | None = self.registry.models.get(id)
         if record is None and strong and self.registry.models.stale_s < 1.0:

@@ -1,5 +1,6 @@
 """What the parts of a node share: names and types, for those that `Mesh` is put together from."""
 
+import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from clipper.mesh.registry import Registry
 from clipper.mesh.routing import Routes
 from clipper.mesh.supply import Notes, Supply
 from clipper.settings.mesh import MeshSettings
+from clipper.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +33,9 @@ class Parts(ABC):
     _stopping: bool
     _begun: threading.Event
     ground: Any
+    store: Store
+    number = 0  # no other node has had it; 0: not known yet
+    _loop: asyncio.AbstractEventLoop
     _watchers: set[Callable[[MeshEvent], None]]
 
     @abstractmethod
@@ -38,6 +43,14 @@ class Parts(ABC):
 
     @abstractmethod
     def _tell(self, what: Callable[..., object], *args: Any) -> None: ...
+
+    @property
+    @abstractmethod
+    def instance(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def awaits(self) -> str: ...
 
     @abstractmethod
     def _check_open(self) -> None: ...
@@ -56,6 +69,8 @@ class Parts(ABC):
 
     def instances(self) -> list[Instance]:
         """Those that live, by id."""
+        if not self._begun.is_set():
+            self._check_open()
         found = {instance.id: instance for instance in self.registry.instances.values()}
         if not self.registry.is_fenced:
             found[self._id] = self.here()

@@ -137,7 +137,9 @@ class Tending(Leading):
     # -- looking in
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges of this node: never a row a model."""
+        """Counters and gauges of this node: never a row a model. awaits: why it is not in the mesh yet; then there is no more."""
+        if not self._begun.is_set():
+            return {"instance": self._id, "awaits": self.awaits}
         local, here = self.local, self.here()
         return {
             "instance": self._id, "instances": len(self.registry.instances), "models_registered": len(self.registry.models),
@@ -145,6 +147,5 @@ class Tending(Leading):
             "capacity_bytes": here.capacity_bytes, "used_bytes": here.used_bytes, "lru_ms": here.lru_ms,
             "loading": here.loading, "queued": here.queued, "misses": self.supply.misses, **local.counts.stats(),
             "leader": self.is_leader, **(self.seen if self.is_leader else {}), "stale_s": self.registry.models.stale_s,
-            "fenced": self.registry.is_fenced,
-            "stopping": here.stopping,
+            "fenced": self.registry.is_fenced, "stopping": here.stopping, "awaits": "",
         }  # fmt: skip

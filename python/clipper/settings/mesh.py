@@ -30,6 +30,9 @@ class MeshSettings(msgspec.Struct, frozen=True):
     tries: Annotated[int, about("instances that try to load a model before it has failed", "instances", ge=1, le=16)] = 3
     failure_s: Annotated[float, about("time after which a failed load is forgotten", "s", ge=0.1, le=86_400)] = 600.0
     lease_s: Annotated[float, about("a node that says nothing for so long is dead", "s", ge=0.5, le=600)] = 3.0
+    enter_s: Annotated[
+        float, about("a node whose store is away at its start waits so long for it; 0: it ends", "s", ge=0, le=2_592_000)
+    ] = 3600.0
     deadline_ms: Annotated[float, about("of a query that states none", "ms", ge=1, le=86_400_000)] = 1000.0
     rate_per_copy: Annotated[int, about("queries a minute of one copy, beyond which another is loaded", ge=10, le=1 << 30)] = 2000
     rate_s: Annotated[float, about("between two looks at rates", "s", ge=0.05, le=3600)] = 10.0

@@ -81,13 +81,16 @@ class Feed:
     # -- reading
 
     def _run(self) -> None:
-        due_s, pause_s = time.monotonic(), self._period_s
+        due_s, pause_s, is_told = time.monotonic(), self._period_s, False
         while not self._ending.wait(max(0.0, due_s - time.monotonic())):
             began_s = time.monotonic()
             try:
                 self.tick()
+                is_told = False
             except ClipperError as error:  # it is closing, or the store is away: the next reading tries again
-                _log.info("the dashboard has no reading: %s", error)
+                if not is_told:
+                    _log.info("the dashboard has no reading: %s", error)
+                is_told = True
             except Exception:
                 _log.exception("the dashboard has no reading")
             took_s = time.monotonic() - began_s
