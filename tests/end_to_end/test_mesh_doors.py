@@ -25,6 +25,7 @@ from clipper.errors import (
 )
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
+from clipper.store.history import actor_here
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
 from tests.frontend.conftest import ask, warm_workers
@@ -117,6 +118,44 @@ def test_over_http_a_vmodel_stands_for_one_and_then_for_another(
     assert door.vmodel_status("best").status == "NOT_FOUND"
 
 
+def entered(server: clipper.ClipperServer, id: str) -> list[tuple[str, str]]:
+    """Who did what to it."""
+    rows = Client(f"http://{server.admin_address}", timeout_s=PATIENCE_S).history(1000)
+    return [(row["actor"], row["verb"]) for row in rows if any(id in one["key"].split("/") for one in row["changed"])]
+
+
+def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
+    server: clipper.ClipperServer, door: MeshClient, folder: str
+) -> None:
+    def ask_as_ann(method: str, path: str, members: Any = None) -> Any:
+        return ask(server.admin_address, method, f"/v1/mesh/{path}", members, {"Clipper-Actor": "ann"})
+
+    about = {"path": "models.py:double", "key": folder}
+    rehearsed = ask_as_ann("PUT", "models/d1?dry_run=true", {**about, "load_now": True, "sync": True})
+    assert (rehearsed.status, rehearsed.json["status"], rehearsed.json["info"]["type"]) == (200, "NOT_LOADED", "python")
+    assert door.status("d1").status == "NOT_FOUND"
+    assert ask_as_ann("PUT", "models/d1", about).status == 200
+    with pytest.raises(AlreadyExists):
+        door.register("d1", "models.py:triple", key=folder, dry_run=True)
+    assert door.set_vmodel("dv", "d1", load_now=True, sync=True, dry_run=True).status == "DEFINED"
+    assert door.vmodel_status("dv").status == "NOT_FOUND"
+    assert ask_as_ann("PUT", "vmodels/dv", {"target": "d1"}).status == 200
+    with pytest.raises(StillLinked):
+        door.unregister("d1", dry_run=True)
+    assert ask_as_ann("DELETE", "vmodels/dv?dry_run=true").status == 204
+    assert door.vmodel_status("dv").active == "d1"
+    with pytest.raises(InvalidInput, match="nothing to go back to"):
+        door.rollback_vmodel("dv", dry_run=True)
+    assert ask_as_ann("DELETE", "vmodels/dv").status == 204
+    door.unregister("d1", dry_run=True)
+    assert door.status("d1").status == "NOT_LOADED"
+    server.mesh.unregister("d1")
+    assert entered(server, "dv") == [("ann", "mesh vmodel set"), ("ann", "mesh vmodel delete")]
+    made, *_, gone = entered(server, "d1")
+    assert (made, gone) == (("ann", "mesh register"), (actor_here(), "mesh unregister"))
+    assert ask_as_ann("PUT", "models/d1?dryrun=1", about).status == 400
+
+
 def test_a_file_that_is_not_there_is_a_failure_with_its_reason(server: clipper.ClipperServer, door: MeshClient) -> None:
     failed = door.register("gone", "/nowhere/gone.onnx", load_now=True, sync=True)
     assert failed.status == "LOADING_FAILED"
@@ -199,7 +238,15 @@ def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: p
         return CliRunner().invoke(main, words, prog_name="clipper")
 
     about = ("models.py:double", "--type", "python", "--key", folder)
+    would = run("mesh", "register", "s1", *about, "--sync", "--dry-run")
+    assert (would.exit_code, would.output.startswith("would be: s1: NOT_LOADED")) == (0, True)
+    assert server.mesh.status("s1").status == "NOT_FOUND"
     assert run("mesh", "register", "s1", *about).output.startswith("s1: NOT_LOADED")
+    assert run("mesh", "vmodel", "set", "sv", "s1", "--dry-run").output.startswith("would be: sv: DEFINED, asks s1")
+    assert run("mesh", "vmodel", "delete", "sv", "--dry-run").output == "would be: sv stands for nothing any more\n"
+    assert "no v-model 'sv'" in run("mesh", "vmodel", "rollback", "sv", "--dry-run").output
+    assert run("mesh", "unregister", "s1", "--dry-run").output == "would be: s1 is not known any more\n"
+    assert " mesh register " in run("history", "-n", "1").output
     assert run("predict", "s1", "[1, 2, 3]").output.startswith("[2, 4, 6]\tby s1:1")
     assert run("mesh", "status", "s1").output.startswith("s1: LOADED")
     assert json.loads(run("mesh", "explain", "s1", "-o", "json").output)["status"] == "LOADED"

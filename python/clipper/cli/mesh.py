@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clipper.cli.asking import Asking, talks
+from clipper.cli.asking import Asking, dry, talks
 from clipper.cli.verbs import Verbs
 from clipper.errors import UnknownModel
 
@@ -64,10 +64,12 @@ def mesh() -> None:
 @click.option("--prefers", metavar="LABEL", multiple=True, help="Rather on nodes with this label.")
 @_owner
 @_sync
+@dry
 @talks
 def register(
     ask: Asking, id: str, path: str, type_: str, key: str, input_: str, output_type: str, load: bool, copies_min: int,
     copies_max: int, pin: bool, slo_ms: float, requires: tuple[str, ...], prefers: tuple[str, ...], owner: str, sync: bool,
+    dry_run: bool,
 ) -> None:  # fmt: skip
     """Make model ID known. PATH is read where it is loaded: a file that every node sees, or module:attribute.
 
@@ -82,15 +84,17 @@ def register(
     policy = Policy(copies_min, copies_max, pin, slo_ms, requires=requires, prefers=prefers)
     here = str(Path(path).absolute()) if Path(path).exists() else path
     found = ask.server.mesh.register(
-        id, here, type_, key, input=input_, output=output_type, load_now=load or sync, sync=sync, policy=policy, owner=owner
-    )
-    _show_model(ask, found, sync)
+        id, here, type_, key, input=input_, output=output_type, load_now=load or sync, sync=sync, policy=policy, owner=owner,
+        dry_run=dry_run,
+    )  # fmt: skip
+    _show_model(ask, found, sync and not dry_run, dry_run)
 
 
 @mesh.command(short_help="Forget a model.")
 @click.argument("ids", metavar="ID", nargs=-1, required=True)
+@dry
 @talks
-def unregister(ask: Asking, ids: tuple[str, ...]) -> None:
+def unregister(ask: Asking, ids: tuple[str, ...], dry_run: bool) -> None:
     """Forget models; their copies are unloaded. One that is not known is forgotten already.
 
     \b
@@ -98,8 +102,9 @@ def unregister(ask: Asking, ids: tuple[str, ...]) -> None:
     """
     door = ask.server.mesh
     for id in ids:
-        door.unregister(id)
-    ask.show({"unregistered": list(ids)}, lambda: "\n".join(f"{id} is not known any more" for id in ids))
+        door.unregister(id, dry_run=dry_run)
+    said = f"{_would(dry_run)}{{}} is not known any more"
+    ask.show({"unregistered": list(ids), "dry_run": dry_run}, lambda: "\n".join(map(said.format, ids)))
 
 
 @mesh.command(short_help="The state of a model, and of each copy.")
@@ -239,10 +244,11 @@ def vmodel() -> None:
 @click.option("--share", type=click.FloatRange(0, 1), default=0.0, help="Only this share of the queries asks TARGET.")
 @_owner
 @_sync
+@dry
 @talks
 def vmodel_set(
     ask: Asking, id: str, target: str, path: str, type_: str, auto_delete: bool, update_only: bool, expected: str, load: bool,
-    force: bool, share: float, owner: str, sync: bool,
+    force: bool, share: float, owner: str, sync: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Let ID stand for model TARGET. It switches once TARGET is loaded as the active model is; no query fails.
 
@@ -256,23 +262,24 @@ def vmodel_set(
     here = str(Path(path).absolute()) if path and Path(path).exists() else path
     found = ask.server.mesh.set_vmodel(
         id, target, owner=owner, update_only=update_only, model=Info(here, type_) if path else None, auto_delete=auto_delete,
-        load_now=load, force=force, sync=sync, expected=expected, share=share,
+        load_now=load, force=force, sync=sync, expected=expected, share=share, dry_run=dry_run,
     )  # fmt: skip
-    _show_vmodel(ask, found, sync)
+    _show_vmodel(ask, found, sync and not dry_run, dry_run)
 
 
 @vmodel.command("delete")
 @click.argument("id")
 @_owner
+@dry
 @talks
-def vmodel_delete(ask: Asking, id: str, owner: str) -> None:
+def vmodel_delete(ask: Asking, id: str, owner: str, dry_run: bool) -> None:
     """Delete the name ID; models made with --auto-delete that nothing else names go with it.
 
     \b
     clipper mesh vmodel delete best
     """
-    ask.server.mesh.delete_vmodel(id, owner)
-    ask.show({"deleted": id}, lambda: f"{id} stands for nothing any more")
+    ask.server.mesh.delete_vmodel(id, owner, dry_run=dry_run)
+    ask.show({"deleted": id, "dry_run": dry_run}, lambda: f"{_would(dry_run)}{id} stands for nothing any more")
 
 
 @vmodel.command("status")
@@ -290,14 +297,15 @@ def vmodel_status(ask: Asking, id: str, owner: str) -> None:
 
 @vmodel.command("rollback")
 @click.argument("id")
+@dry
 @talks
-def vmodel_rollback(ask: Asking, id: str) -> None:
+def vmodel_rollback(ask: Asking, id: str, dry_run: bool) -> None:
     """Let ID stand for the model before again.
 
     \b
     clipper mesh vmodel rollback best
     """
-    _show_vmodel(ask, ask.server.mesh.rollback_vmodel(id), must=False)
+    _show_vmodel(ask, ask.server.mesh.rollback_vmodel(id, dry_run=dry_run), must=False, dry_run=dry_run)
 
 
 @vmodel.command("ls")
@@ -319,14 +327,18 @@ def vmodel_list(ask: Asking, prefix: str, limit: int) -> None:
 # -- printing
 
 
-def _show_model(ask: Asking, found: "ModelStatus", must: bool) -> None:
+def _would(dry_run: bool) -> str:
+    return "would be: " if dry_run else ""
+
+
+def _show_model(ask: Asking, found: "ModelStatus", must: bool, dry_run: bool = False) -> None:
     """must: it was to be loaded."""
     if found.status == "NOT_FOUND":
         raise UnknownModel(f"the mesh has no model {found.id!r}.", hint="clipper mesh ls lists them.")
     if ask.as_json:
         _print_json(found)
     else:
-        click.echo("\n".join(_model_lines(found)))
+        click.echo(_would(dry_run) + "\n".join(_model_lines(found)))
     if must and found.status != "LOADED":
         sys.exit(_EXIT_FAILED)
 
@@ -345,7 +357,7 @@ def _model_lines(found: "ModelStatus") -> Iterator[str]:
         yield f"  error: {error}"
 
 
-def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool) -> None:
+def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool, dry_run: bool = False) -> None:
     if found.status == "NOT_FOUND":
         from clipper.mesh.vmodels import UnknownVModel
 
@@ -353,7 +365,7 @@ def _show_vmodel(ask: Asking, found: "VModelStatus", must: bool) -> None:
     if ask.as_json:
         _print_json(found)
     else:
-        click.echo(f"{found.id}: {_styled(found.status)}, asks {found.active} ({found.active_status})")
+        click.echo(f"{_would(dry_run)}{found.id}: {_styled(found.status)}, asks {found.active} ({found.active_status})")
         if _target(found) != "-":
             click.echo(f"  on its way to {_target(found)} ({found.target_status}){f': {found.why}' if found.why else ''}")
         if found.previous:

@@ -26,7 +26,8 @@ class Asks(Protocol):
 
 
 class MeshClient:
-    """Threads: any, as Client. What MeshFacade says of each verb holds here; a path is one of the server's host."""
+    """Threads: any, as Client. What MeshFacade says of each verb holds here; a path is one of the server's host. With `dry_run` a
+    change is checked, and nothing is written; what it returns, or raises, is what it would."""
 
     def __init__(self, client: Asks) -> None:
         self._client = client
@@ -45,18 +46,18 @@ class MeshClient:
 
     def register(
         self, id: str, path: str, type: str = "", key: str = "", *, input: str = "", output: str = "", load_now: bool = False,
-        sync: bool = False, used_ms: int = 0, policy: Policy = Policy(), owner: str = "",  # noqa: B008
+        sync: bool = False, used_ms: int = 0, policy: Policy = Policy(), owner: str = "", dry_run: bool = False,  # noqa: B008
     ) -> ModelStatus:  # fmt: skip
         """Make a model known; type: guessed from the path when empty. AlreadyExists when it is known as another."""
         members = {
             "path": path, "type": type, "key": key, "input": input, "output": output, "load_now": load_now, "sync": sync,
             "used_ms": used_ms, "policy": policy, "owner": owner,
         }  # fmt: skip
-        return self._ask(ModelStatus, "PUT", _model(id), members)
+        return self._ask(ModelStatus, "PUT", _model(id) + _rehearsed(dry_run), members)
 
-    def unregister(self, id: str) -> None:
+    def unregister(self, id: str, *, dry_run: bool = False) -> None:
         """Forget a model; absent: no error. StillLinked while a v-model names it."""
-        self._said("DELETE", _model(id))
+        self._said("DELETE", _model(id) + _rehearsed(dry_run))
 
     def status(self, id: str) -> ModelStatus:
         """NOT_FOUND is a status here and no error."""
@@ -82,18 +83,18 @@ class MeshClient:
     def set_vmodel(
         self, id: str, target: str, *, owner: str = "", update_only: bool = False, model: Info | None = None,
         auto_delete: bool = False, load_now: bool = False, force: bool = False, sync: bool = False, expected: str = "",
-        share: float = 0.0, give_up_s: float = 0.0,
+        share: float = 0.0, give_up_s: float = 0.0, dry_run: bool = False,
     ) -> VModelStatus:  # fmt: skip
         """Make a v-model, or let it stand for another model. Forbidden, StoreConflict, UnknownModel, AlreadyExists."""
         members = {
             "target": target, "owner": owner, "update_only": update_only, "model": model, "auto_delete": auto_delete,
             "load_now": load_now, "force": force, "sync": sync, "expected": expected, "share": share, "give_up_s": give_up_s,
         }  # fmt: skip
-        return self._ask(VModelStatus, "PUT", _vmodel(id), members)
+        return self._ask(VModelStatus, "PUT", _vmodel(id) + _rehearsed(dry_run), members)
 
-    def delete_vmodel(self, id: str, owner: str = "") -> None:
+    def delete_vmodel(self, id: str, owner: str = "", *, dry_run: bool = False) -> None:
         """Absent: no error. Forbidden when it is another owner's."""
-        self._said("DELETE", _vmodel(id) + _query(owner=owner))
+        self._said("DELETE", _vmodel(id) + _query(owner=owner, dry_run="true" if dry_run else ""))
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
         """NOT_FOUND when absent, or another owner's."""
@@ -102,9 +103,9 @@ class MeshClient:
         except UnknownVModel:
             return VModelStatus(id, "NOT_FOUND")
 
-    def rollback_vmodel(self, id: str) -> VModelStatus:
+    def rollback_vmodel(self, id: str, *, dry_run: bool = False) -> VModelStatus:
         """Back to the model before."""
-        return self._ask(VModelStatus, "POST", f"{_vmodel(id)}/rollback")
+        return self._ask(VModelStatus, "POST", f"{_vmodel(id)}/rollback{_rehearsed(dry_run)}")
 
     def vmodels(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[VModelStatus]:
         return self._listed("vmodels", VModelStatus, prefix, after, limit)
@@ -172,6 +173,10 @@ def _quoted(id: str) -> str:
     if not id:
         raise InvalidInput("an id is empty.", hint="See clipper mesh ls.")
     return urllib.parse.quote(id, safe="")
+
+
+def _rehearsed(dry_run: bool) -> str:
+    return "?dry_run=true" if dry_run else ""
 
 
 def _query(**given: Any) -> str:

@@ -11,6 +11,10 @@ from clipper.mesh.records import Instance
 MESH = "mesh"
 _TEXT: Schema = {"type": "string"}
 _OWNER: Schema = {"type": "string", "description": "only if that is its owner"}
+_CHANGES: dict[str, Any] = {
+    "query": {"dry_run": {"type": "boolean", "description": "check, answer what it would be, and write nothing"}},
+    "headers": {"Clipper-Actor": {"type": "string", "description": "who asks, for the history"}},
+}
 _PREFIX: Schema = {"type": "string", "description": "those whose ids begin so"}
 _PAGED = {
     "prefix": _PREFIX,
@@ -64,10 +68,11 @@ def of_mesh(registering: type[msgspec.Struct], loading: type[msgspec.Struct], se
         ("PUT", model): _about(
             "registerMeshModel", "Make a model known, to be loaded when it is asked",
             "The same once more changes nothing; another path, type or key is a conflict.",
-            takes=registering, gives=ModelStatus, errors=(409, 429, 503, 504),
+            takes=registering, gives=ModelStatus, errors=(409, 429, 503, 504), **_CHANGES,
         ),
         ("DELETE", model): _about(
             "unregisterMeshModel", "Forget a model; its copies are unloaded", gives=None, status=204, errors=(409, 503),
+            **_CHANGES,
         ),
         ("POST", f"{model}/load"): _about(
             "loadMeshModel", "Have it loaded, if no copy is", takes=loading, needs_body=False, gives=ModelStatus,
@@ -85,13 +90,14 @@ def of_mesh(registering: type[msgspec.Struct], loading: type[msgspec.Struct], se
         ("PUT", vmodel): _about(
             "setMeshVModel", "Make one, or let it stand for another model",
             "The switch comes when the target serves as well as the active one does.", takes=setting, gives=VModelStatus,
-            errors=(403, 404, 409, 429, 503, 504),
+            errors=(403, 404, 409, 429, 503, 504), **_CHANGES,
         ),
         ("DELETE", vmodel): _about(
-            "deleteMeshVModel", "Delete one", query={"owner": _OWNER}, gives=None, status=204, errors=(403, 503)
+            "deleteMeshVModel", "Delete one", gives=None, status=204, errors=(403, 503),
+            **{**_CHANGES, "query": {"owner": _OWNER, **_CHANGES["query"]}},
         ),
         ("POST", f"{vmodel}/rollback"): _about(
-            "rollbackMeshVModel", "Back to the model before", gives=VModelStatus, errors=(404, 409, 503)
+            "rollbackMeshVModel", "Back to the model before", gives=VModelStatus, errors=(404, 409, 503), **_CHANGES,
         ),
         ("GET", "/v1/mesh/watch"): _about(
             "watchMesh", "What there is, then what changes, as server-sent events without an end",

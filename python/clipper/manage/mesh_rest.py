@@ -1,6 +1,8 @@
 """The mesh over HTTP, where management listens: what clipper.mesh.facade does, as routes. docs/mesh.md is for users.
 
-Whoever waits for a load (`sync`) holds one of the listener's few worker threads: two may, further ones are told to come again.
+A change is entered in the history as made by who asks (`Clipper-Actor`, or whose token it is); `?dry_run=true` rehearses it: it
+is checked, answered as it would be, and not written. Whoever waits for a load (`sync`) holds one of the listener's few worker
+threads: two may, further ones are told to come again.
 """
 
 import contextlib
@@ -15,10 +17,11 @@ from clipper.frontend.messages import Outcome, Request, Response, answer_json, o
 from clipper.frontend.routes import Routes
 from clipper.manage.mesh_described import Counts, Instances, ModelPage, VModelPage, of_mesh
 from clipper.manage.mesh_watch import Watchers
-from clipper.manage.rest import read_query
+from clipper.manage.rest import actor_of, read_query
 from clipper.mesh.facade import LIST_MAX, Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.mesh.records import Policy
 from clipper.mesh.vmodels import UnknownVModel
+from clipper.store.history import acting
 
 WAITING_MAX: Final = 2
 _Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -128,11 +131,12 @@ class MeshManagement:
         asked = read_json(_REGISTERING, request.body or b"{}")
         if asked.sync and not asked.load_now:
             raise InvalidInput("`sync` goes with `load_now`.", hint="Set both, or neither.")
-        with self._waiting(asked.sync):
+        with self._waiting(asked.sync), _changing(request):
             return answer_json(self._mesh.register(request.params[0], **_fields(asked)))
 
     def unregister(self, request: Request) -> Response:
-        self._mesh.unregister(request.params[0])
+        with _changing(request):
+            self._mesh.unregister(request.params[0])
         return Response(204, b"")
 
     def load(self, request: Request) -> Response:
@@ -142,15 +146,17 @@ class MeshManagement:
 
     def set_vmodel(self, request: Request) -> Response:
         asked = read_json(_SETTING, request.body or b"{}")
-        with self._waiting(asked.sync):
+        with self._waiting(asked.sync), _changing(request):
             return answer_json(self._mesh.set_vmodel(request.params[0], **_fields(asked)))
 
     def delete_vmodel(self, request: Request) -> Response:
-        self._mesh.delete_vmodel(request.params[0], read_query(request, {"owner": str}).get("owner", ""))
+        with _changing(request, owner=str) as asked:
+            self._mesh.delete_vmodel(request.params[0], asked.get("owner", ""))
         return Response(204, b"")
 
     def rollback_vmodel(self, request: Request) -> Response:
-        return answer_json(self._mesh.rollback_vmodel(request.params[0]))
+        with _changing(request):
+            return answer_json(self._mesh.rollback_vmodel(request.params[0]))
 
     @contextlib.contextmanager
     def _waiting(self, waits: bool) -> Iterator[None]:
@@ -163,6 +169,14 @@ class MeshManagement:
             yield
         finally:
             self._places.release()
+
+
+@contextlib.contextmanager
+def _changing(request: Request, **takes: Any) -> Iterator[dict[str, Any]]:
+    """A change by who asks, or its rehearsal. Gives the parameters of the query."""
+    asked = read_query(request, {"dry_run": bool, **takes})
+    with acting(actor_of(request), "", dry=asked.get("dry_run", False)):
+        yield asked
 
 
 def _fields(asked: msgspec.Struct) -> dict[str, Any]:

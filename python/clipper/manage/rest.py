@@ -102,10 +102,7 @@ class Management:
         return call
 
     def _by(self, request: Request, dry_run: bool) -> Operations:
-        if request.actor:
-            return self._operations.by(request.actor, dry_run=dry_run)
-        actor = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
-        return self._operations.by(actor if actor.isprintable() and actor else "http", dry_run=dry_run)
+        return self._operations.by(actor_of(request), dry_run=dry_run)
 
     # -- applications, whose settings are members of the body
 
@@ -139,6 +136,12 @@ class Management:
 
 
 # -- what comes in
+
+
+def actor_of(request: Request) -> str:
+    """Who asks, for the history."""
+    said = request.headers.get(b"clipper-actor", b"").decode("ascii", "replace")[:128]
+    return request.actor or (said if said.isprintable() and said else "http")
 
 
 def arguments_of(verb: Callable[..., Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from clipper.mesh.parts import Parts
 from clipper.mesh.records import MeshModel, Policy, Status, VModel
 from clipper.mesh.registry import now_ms
 from clipper.store import Change, Mirror
+from clipper.store.history import is_rehearsed
 from clipper.types import InputType, check_name
 
 HOUR_MS: Final = 3_600_000
@@ -59,8 +60,9 @@ class Managing(Parts):
     ) -> ModelStatus:
         self._check_open()
         info = Info(path, type, key, input, output, policy)
-        record = self._record(id, info, used_ms, load_now, owner)
-        self.registry.register(record)
+        record = self.registry.register(self._record(id, info, used_ms, load_now, owner))
+        if is_rehearsed():
+            return self._status_of(id, record)
         if load_now:
             return self.ensure_loaded(id, sync=sync, used_ms=used_ms)
         return self.status(id)
@@ -86,7 +88,7 @@ class Managing(Parts):
         self._check_open()
         if apps := self.ground.linking(id):
             raise StillLinked(f"model {id!r} is asked by application {apps[0]!r}.", hint="Unlink it there first.")
-        if self.registry.unregister(id):
+        if self.registry.unregister(id) and not is_rehearsed():
             self._tell(self.notes.note, id, "unregistered", "by management")
 
     def status(self, id: str) -> ModelStatus:
@@ -191,6 +193,8 @@ class Managing(Parts):
             )  # fmt: skip
 
         after = self.registry.change_vmodel(id, decide)
+        if is_rehearsed():
+            return self._vstatus_of(id, after, owner)
         self._tell(self.vmodels_moved)
         if load_now and after is not None and after.active == after.target:
             self.ensure_loaded(target, sync=sync)
@@ -244,7 +248,9 @@ class Managing(Parts):
                 raise vmodels.UnknownVModel.named(id, ())
             return vmodels.rollback(before, read, now_ms())
 
-        self.registry.change_vmodel(id, decide)
+        after = self.registry.change_vmodel(id, decide, verb="rollback")
+        if is_rehearsed():
+            return self._vstatus_of(id, after)
         self._tell(self.vmodels_moved)
         return self.vmodel_status(id)
 

@@ -8,7 +8,7 @@ store.
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from clipper.catalog_view import checked
@@ -18,7 +18,7 @@ from clipper.mesh.claims import Refused
 from clipper.mesh.records import INSTANCES, MODELS, VMODELS, Instance, MeshModel, VModel, decode, encode
 from clipper.mesh.vmodels import VChange
 from clipper.settings.mesh import MeshSettings
-from clipper.store import ABSENT, Candidate, Compare, Delete, Lease, Mirror, Put, Store
+from clipper.store import ABSENT, Candidate, Compare, Delete, Lease, Mirror, Put, Record, Store, history
 from clipper.types import check_name
 
 TOKEN: Final = "mesh/token"
@@ -40,6 +40,7 @@ class Registry:
 
     def __init__(self, store: Store, settings: MeshSettings) -> None:
         self.store, self.settings = store, settings
+        self._numbers = history.MeshNumbers(store)
         with contextlib.ExitStack() as undo:
             self.models: Mirror[MeshModel] = undo.enter_context(Mirror(store, MODELS, lambda value: decode(value, MeshModel)))
             self.vmodels: Mirror[VModel] = undo.enter_context(Mirror(store, VMODELS, lambda value: decode(value, VModel)))
@@ -109,7 +110,8 @@ class Registry:
         return None if record is None else decode(record.value, MeshModel)
 
     def register(self, model: MeshModel) -> MeshModel:
-        """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when there are too many."""
+        """-> as it is registered, be it before. AlreadyExists when that differs; Overloaded when there are too many. It has its
+        entry in the history, as has what `unregister` and `change_vmodel` do; in a rehearsal nothing is written."""
         checked(check_name, model.id, "model")
         for _ in range(_TRIES):
             record = self.store.get(MODELS + model.id)
@@ -119,7 +121,9 @@ class Registry:
                 hint = "Raise mesh.models_max, or unregister some."
                 raise Overloaded(f"{len(self.models)} models are registered, as many as there may be.", hint=hint)
             free = (Compare(MODELS + model.id, ABSENT), Compare(VMODELS + model.id, ABSENT))
-            if self.store.txn(free, (Put(MODELS + model.id, encode(model)),)).ok:
+            ops = (Put(MODELS + model.id, encode(model)),)
+            entry = self._entry("mesh register", ops, {})
+            if entry is None or self.store.txn(free, (*ops, entry)).ok:
                 return model
             if self.store.get(VMODELS + model.id) is not None:
                 raise AlreadyExists(f"{model.id!r} is a v-model.", hint="Choose another id.")
@@ -135,7 +139,9 @@ class Registry:
                 names = sorted(v.id for v in self.vmodels.values() if id in (v.active, v.target))
                 which = ", ".join(names[:5]) or "a v-model"
                 raise StillLinked(f"model {id!r} is what {which} stands for.", hint="Delete that, or let it stand for another.")
-            if self.store.txn((Compare(MODELS + id, record.revision),), (Delete(MODELS + id),)).ok:
+            ops = (Delete(MODELS + id),)
+            entry = self._entry("mesh unregister", ops, {record.key: record})
+            if entry is None or self.store.txn((Compare(MODELS + id, record.revision),), (*ops, entry)).ok:
                 return True
         raise _contended(id)
 
@@ -170,26 +176,27 @@ class Registry:
             return found
         return None if record is None else decode(record.value, VModel)
 
-    def change_vmodel(self, id: str, decide: Decide, leader: Candidate | None = None) -> VModel | None:
+    def change_vmodel(self, id: str, decide: Decide, leader: Candidate | None = None, verb: str = "set") -> VModel | None:
         """What `decide` makes of it, if all that it has read is as it was; leader: and this one still stands for election.
-        AlreadyExists for the id of a model."""
+        verb: for the history. AlreadyExists for the id of a model."""
         for _ in range(_TRIES):
-            seen = {MODELS + id: ABSENT}
-            found = self.store.get(VMODELS + id)
-            seen[VMODELS + id] = found.revision if found else ABSENT
+            seen: dict[str, Record | None] = {MODELS + id: None}
+            found = seen[VMODELS + id] = self.store.get(VMODELS + id)
             before = decode(found.value, VModel) if found else None
             if before is None and self.store.get(MODELS + id) is not None:
                 raise AlreadyExists(f"{id!r} is a model.", hint="Choose another name for the v-model.")
             change = decide(before, lambda model, seen=seen: self._seen(model, seen))  # type: ignore[misc]
             ops = self._ops(id, before, change)
+            if not ops or (entry := self._vmodel_entry(verb, ops, seen, change, leader)) is None:
+                return change.vmodel
             guards = [leader.guard] if leader is not None else []
-            if not ops or self.store.txn([*guards, *(Compare(key, at) for key, at in seen.items())], ops).ok:
+            same = (Compare(key, record.revision if record else ABSENT) for key, record in seen.items())
+            if self.store.txn([*guards, *same], [*ops, entry]).ok:
                 return change.vmodel
         raise _contended(id)
 
-    def _seen(self, model: str, seen: dict[str, int]) -> MeshModel | None:
-        record = self.store.get(MODELS + model)
-        seen[MODELS + model] = record.revision if record else ABSENT
+    def _seen(self, model: str, seen: dict[str, Record | None]) -> MeshModel | None:
+        record = seen[MODELS + model] = self.store.get(MODELS + model)
         return decode(record.value, MeshModel) if record else None
 
     def _ops(self, id: str, before: VModel | None, change: VChange) -> list[Put | Delete]:
@@ -200,6 +207,23 @@ class Registry:
         elif change.vmodel is None and before is not None:
             ops.append(Delete(VMODELS + id))
         return ops
+
+    # -- the history
+
+    def _vmodel_entry(
+        self, verb: str, ops: Sequence[Put | Delete], seen: Mapping[str, Record | None], change: VChange, leader: Candidate | None
+    ) -> Put | None:
+        before = {key: record for key, record in seen.items() if record is not None}
+        if leader is None:
+            return self._entry(f"mesh vmodel {verb if change.vmodel is not None else 'delete'}", ops, before)
+        verb = "failed" if change.vmodel is not None and change.vmodel.failed else "switched"
+        with history.acting(f"the mesh (node {self._me})", f"mesh vmodel {verb}"):
+            return self._entry("", ops, before)
+
+    def _entry(self, verb: str, ops: Sequence[Put | Delete], before: Mapping[str, Record]) -> Put | None:
+        """None: this is a rehearsal."""
+        number = 0 if history.is_rehearsed() else self._numbers.next()
+        return history.enter(number, wall_time_us(), verb, ops, before, "", history.MESH)
 
 
 def _is_newest(store: Store, key: str, revision: int) -> bool:

@@ -2,11 +2,17 @@
 
 So there is no change without its entry, nor an entry without its change. The last `ENTRIES_MAX` are kept: an entry's number is
 that of the catalog's write, and its key is the number modulo `ENTRIES_MAX`.
+
+What management changes of the mesh has entries of its own, as many, so that thousands of registrations do not drive out those of
+the catalog. There is no one write that all of these pass: who writes them takes numbers from a counter, some at a time, and those
+it does not use are left out. They are in the order of their times.
 """
 
 import contextlib
 import getpass
+import heapq
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +24,9 @@ from clipper.store.store import Delete, Op, Put, Record, Store
 
 ENTRIES_MAX: Final = 1000
 _PREFIX: Final = "history/"
+MESH: Final = "mesh/history/"
+_COUNTER: Final = "mesh/history-number"
+_AT_ONCE: Final = 16  # numbers
 _BYTES_MAX: Final = 16 << 10  # of the records before and after; larger ones are left out
 _LEFT_OUT: Final = msgspec.Raw(b'"(too long to keep)"')
 
@@ -31,7 +40,8 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """number: of the catalog's writes, from 1.  time_us: microseconds since 1970 by the wall clock.  actor: who, as they say."""
+    """number: of the catalog's writes, from 1; one of the mesh has a number of its own.
+    time_us: microseconds since 1970 by the wall clock.  actor: who, as they say."""
 
     number: int
     time_us: int
@@ -64,6 +74,30 @@ def acting(actor: str, verb: str, *, dry: bool = False) -> Iterator[Acting]:
         _acting.reset(token)
 
 
+def is_rehearsed() -> bool:
+    """Whether what this thread changes now is only checked."""
+    who = _acting.get()
+    return who is not None and who.dry
+
+
+class MeshNumbers:
+    """Of entries of the mesh. Threads: any; StoreError."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next = self._end = 0
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        with self._lock:
+            if self._next == self._end:
+                taken = self._store.update(_COUNTER, lambda value: str(int(value or b"0") + _AT_ONCE).encode())
+                self._end = int(taken.value) + 1
+                self._next = self._end - _AT_ONCE
+            self._next += 1
+            return self._next - 1
+
+
 def actor_here() -> str:
     """Who acts when nobody is named: the user and the process."""
     try:
@@ -73,12 +107,15 @@ def actor_here() -> str:
     return f"{user} (process {os.getpid()})"
 
 
-def enter(number: int, time_us: int, verb: str, ops: Sequence[Op], records: Mapping[str, Record], prefix: str) -> Put | None:
-    """The operation that records a change by `ops`; None when the change must not be made, for this is a rehearsal."""
+def enter(
+    number: int, time_us: int, verb: str, ops: Sequence[Op], records: Mapping[str, Record], prefix: str, under: str = _PREFIX
+) -> Put | None:
+    """The operation that records a change by `ops`; None when the change must not be made, for this is a rehearsal. records:
+    before, by key.  prefix: of their keys, which the entry is not told.  under: where it is kept, `MESH` for the mesh's."""
     who = _acting.get() or Acting(actor_here(), verb)
     entry = Entry(number, time_us, who.actor, who.verb or verb, tuple(_changed(ops, records, prefix)))
     who.entries.append(entry)
-    return None if who.dry else Put(f"{_PREFIX}{number % ENTRIES_MAX:04}", msgspec.json.encode(entry))
+    return None if who.dry else Put(f"{under}{number % ENTRIES_MAX:04}", msgspec.json.encode(entry))
 
 
 def _changed(ops: Sequence[Op], records: Mapping[str, Record], prefix: str) -> Iterator[Changed]:
@@ -101,11 +138,16 @@ def _kept(value: bytes) -> msgspec.Raw:
 
 def entries(store: Store, count: int = ENTRIES_MAX) -> list[Entry]:
     """The last `count`, the oldest first. What cannot be read is left out."""
-    found: list[Entry] = []
-    for record in store.range(_PREFIX)[0]:
+    of_catalog = sorted(_read(store, _PREFIX), key=lambda entry: entry.number)
+    of_mesh = sorted(_read(store, MESH), key=lambda entry: (entry.time_us, entry.number))
+    found = [*heapq.merge(of_catalog, of_mesh, key=lambda entry: entry.time_us)]
+    return found[-count:] if count > 0 else []
+
+
+def _read(store: Store, under: str) -> Iterator[Entry]:
+    for record in store.range(under)[0]:
         with contextlib.suppress(msgspec.MsgspecError):
-            found.append(msgspec.json.decode(record.value, type=Entry))
-    return sorted(found, key=lambda entry: entry.number)[-count:] if count > 0 else []
+            yield msgspec.json.decode(record.value, type=Entry)
 
 
 def plain(entry: Entry) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from clipper.catalog import Catalog
 from clipper.errors import AlreadyExists, InvalidInput, Overloaded, StillLinked, StoreConflict, UnknownModel
 from clipper.mesh import claims, vmodels
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.registry import Registry
 from clipper.settings.mesh import MeshSettings
-from clipper.store import MemoryStore
+from clipper.store import MemoryStore, history
 from clipper.testing import wait_until
 
 
@@ -139,3 +140,100 @@ def test_a_node_counts_while_it_holds_its_lease(registry: Registry, store: Memor
     wait_until(lambda: not registry.instances)
     assert registry.is_fenced
     assert not registry.alive()
+
+
+# -- the history
+
+
+def said(store: MemoryStore) -> list[tuple[str, str, list[str]]]:
+    return [(one.actor, one.verb, [changed.key for changed in one.changed]) for one in history.entries(store)]
+
+
+def deleted(registry: Registry, id: str) -> VModel | None:
+    return registry.change_vmodel(id, lambda before, read: vmodels.delete(before, read))
+
+
+def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_has_none(
+    registry: Registry, store: MemoryStore
+) -> None:
+    with history.acting("ann", ""):
+        registry.register(model("m"))
+    registry.register(model("m"))  # it is so already
+    with pytest.raises(AlreadyExists):
+        registry.register(model("m", "other.onnx"))
+    registry.change("m", lambda m: claims.claimed(m, "a", 1, alive=("a",), copies=1, settings=registry.settings))
+    set_to(registry, "v", "m")
+    deleted(registry, "v")
+    deleted(registry, "v")
+    registry.unregister("m")
+    registry.unregister("m")
+    here = history.actor_here()
+    assert said(store) == [
+        ("ann", "mesh register", ["mesh/model/m"]), (here, "mesh vmodel set", ["mesh/model/m", "mesh/vmodel/v"]),
+        (here, "mesh vmodel delete", ["mesh/model/m", "mesh/vmodel/v"]), (here, "mesh unregister", ["mesh/model/m"]),
+    ]  # fmt: skip
+    first, second, _, last = (history.plain(one)["changed"] for one in history.entries(store))
+    assert (first[0]["before"], first[0]["after"]["path"]) == (None, "m.onnx")
+    assert (second[0]["before"].get("refs", 0), second[0]["after"]["refs"]) == (0, 1)
+    assert (last[0]["before"]["path"], last[0]["after"]) == ("m.onnx", None)
+
+
+def test_what_the_leader_decides_of_a_vmodel_is_entered_as_its(registry: Registry, store: MemoryStore) -> None:
+    for id in ("m1", "m2"):
+        registry.register(model(id))
+    set_to(registry, "v", "m1")
+    set_to(registry, "v", "m2")
+    registry.enter(Instance("a", 1, "", ""))
+    assert registry.lease is not None
+    candidate = store.elect("mesh", b"a", registry.lease)
+    for step in (
+        lambda before, read: vmodels.failed(before, "it is broken"),
+        lambda before, read: vmodels.switched(before, read, 2),
+    ):
+        registry.change_vmodel("v", step, candidate)
+    mine = "the mesh (node a)"
+    assert [(who, verb) for who, verb, _ in said(store)[-2:]] == [(mine, "mesh vmodel failed"), (mine, "mesh vmodel switched")]
+    candidate.resign()
+
+
+def test_a_rehearsal_is_checked_and_writes_nothing(registry: Registry, store: MemoryStore) -> None:
+    registry.register(model("m"))
+    set_to(registry, "v", "m")
+    wait_until(lambda: "v" in registry.vmodels)
+    before = store.range("")
+    with history.acting("ann", "", dry=True) as rehearsal:
+        assert registry.register(model("n")) == model("n")
+        assert set_to(registry, "w", "m") == VModel("w", "m", "m", since_ms=1)
+        assert deleted(registry, "v") is None
+        with pytest.raises(StillLinked):
+            registry.unregister("m")
+        with pytest.raises(AlreadyExists):
+            registry.register(model("m", "other.onnx"))
+    assert [one.verb for one in rehearsal.entries] == ["mesh register", "mesh vmodel set", "mesh vmodel delete"]
+    assert store.range("") == before
+
+
+def test_many_nodes_at_once_enter_each_change_once(store: MemoryStore) -> None:
+    registries = [Registry(store, MeshSettings()) for _ in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: registries[n % 4].register(model(f"m{n}")), range(200)))
+    found = history.entries(store)
+    assert sorted(one.changed[0].key for one in found) == sorted(f"mesh/model/m{n}" for n in range(200))
+    assert len({one.number for one in found}) == 200
+    for registry in registries:
+        registry.close()
+
+
+def test_the_last_are_kept_beside_those_of_the_catalog(store: MemoryStore) -> None:
+    with Catalog(store, follow=False) as catalog, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "ENTRIES_MAX", 50)
+        catalog.register_model("svm", "f64[64]")
+        registry = Registry(store, MeshSettings())
+        for n in range(120):
+            registry.register(model(f"m{n}"))
+        catalog.register_application("digits", ["svm"])
+        found = history.entries(store)
+        assert [found[0].verb, found[-1].verb] == ["deploy", "set"]
+        assert [one.changed[0].key for one in found[1:-1]] == [f"mesh/model/m{n}" for n in range(70, 120)]
+        assert history.entries(store, 2) == found[-2:]
+        registry.close()
