@@ -13,16 +13,16 @@ from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport lane_close, lanes_free, lanes_new, takers_end
 from clipper_core.link cimport Link, link_free, link_sent, spare_free
 from clipper_core.lz4 cimport LITERALS, QUICK, THOROUGH
-from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, eventfd, eventfd_drain, monotonic_us,
-                                   relaxed, release, seq_cst, u8, u32, u64)
+from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_new, atomic, eventfd, eventfd_drain,
+                                   monotonic_us, relaxed, release, seq_cst, u8, u32, u64)
 from clipper_core.model_state cimport (ModelState, departed_free, departed_init, model_state_clear, model_state_free,
                                        model_state_init)
-from clipper_core.replica cimport PROFILE_BUCKETS, Replica, replica_free
+from clipper_core.replica cimport PROFILE_BUCKETS, Gauge, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
 from clipper_core.scheduler cimport (ADOPT, ATTACH, CLOSE_LINK, DRAIN, EXPECT, HAND_OVER, LINKS_MAX, REFUSE_LINK, TEACH,
                                      LinkState, News, engine_given, engine_link, engine_lost, engine_open, engine_order,
-                                     engine_slot, engine_step)
+                                     engine_step)
 from clipper_core.status cimport BAD_INPUT, CLOSED, FULL, NO_MEMORY, REPLICA_LOST, UNKNOWN, raise_for
 from clipper_core.task cimport STATUSES, Tally
 
@@ -407,29 +407,64 @@ cdef class Engine:
         """The batcher of connection `conn`: its limit, counts, fit and latency profile; `accuracy` as its model says it (None: it
         does not), rows of feedback `taught` (sent), `untaught` (dropped), `learned` and `failed` (by the container). None when it
         is not attached."""
-        cdef LinkState* slot = engine_slot(self.state, conn)
-        cdef Replica* r
+        cdef Gauge seen
+        cdef u32 number
         cdef u64 accuracy
-        if slot == NULL or slot.replica == NULL:
+        if not _look(self.state, conn, &seen, &number):
             return None
-        r = slot.replica
-        accuracy = r.gauge.progress.accuracy.load(relaxed)
+        accuracy = seen.progress.accuracy.load(relaxed)
         return {
-            "number": r.number,
-            "limit": r.gauge.limit.load(relaxed),
-            "batches": r.gauge.batches.load(relaxed),
-            "misses": r.gauge.misses.load(relaxed),
-            "in_flight": r.gauge.in_flight.load(relaxed),
-            "suspect": bool(r.gauge.suspect.load(relaxed)),
+            "number": number,
+            "limit": seen.limit.load(relaxed),
+            "batches": seen.batches.load(relaxed),
+            "misses": seen.misses.load(relaxed),
+            "in_flight": seen.in_flight.load(relaxed),
+            "suspect": bool(seen.suspect.load(relaxed)),
             "accuracy": (accuracy - 1) / 1e9 if accuracy else None,
-            "taught": r.gauge.taught.load(relaxed),
-            "untaught": r.gauge.untaught.load(relaxed),
-            "learned": r.gauge.progress.learned.load(relaxed),
-            "failed": r.gauge.progress.failed.load(relaxed),
-            "fit_us": (r.gauge.fit_a_ns.load(relaxed) / 1000, r.gauge.fit_b_ns.load(relaxed) / 1000),
-            "profile": [(1 << i, r.gauge.profile_us[i].load(relaxed), r.gauge.profile_n[i].load(relaxed))
-                        for i in range(PROFILE_BUCKETS) if r.gauge.profile_n[i].load(relaxed)],
+            "taught": seen.taught.load(relaxed),
+            "untaught": seen.untaught.load(relaxed),
+            "learned": seen.progress.learned.load(relaxed),
+            "failed": seen.progress.failed.load(relaxed),
+            "fit_us": (seen.fit_a_ns.load(relaxed) / 1000, seen.fit_b_ns.load(relaxed) / 1000),
+            "profile": [(1 << i, seen.profile_us[i].load(relaxed), seen.profile_n[i].load(relaxed))
+                        for i in range(PROFILE_BUCKETS) if seen.profile_n[i].load(relaxed)],
         }
+
+
+cdef inline void _copy(atomic[u64]* to, atomic[u64]* value) noexcept nogil:
+    to.store(value.load(relaxed), relaxed)
+
+
+cdef void _copy_gauge(Gauge* to, Gauge* gauge) noexcept nogil:
+    cdef u32 i
+    _copy(&to.limit, &gauge.limit)
+    _copy(&to.batches, &gauge.batches)
+    _copy(&to.misses, &gauge.misses)
+    _copy(&to.in_flight, &gauge.in_flight)
+    _copy(&to.suspect, &gauge.suspect)
+    _copy(&to.progress.accuracy, &gauge.progress.accuracy)
+    _copy(&to.progress.learned, &gauge.progress.learned)
+    _copy(&to.progress.failed, &gauge.progress.failed)
+    _copy(&to.taught, &gauge.taught)
+    _copy(&to.untaught, &gauge.untaught)
+    _copy(&to.fit_a_ns, &gauge.fit_a_ns)
+    _copy(&to.fit_b_ns, &gauge.fit_b_ns)
+    for i in range(PROFILE_BUCKETS):
+        _copy(&to.profile_us[i], &gauge.profile_us[i])
+        _copy(&to.profile_n[i], &gauge.profile_n[i])
+
+
+cdef bint _look(EngineState* e, u32 conn, Gauge* seen, u32* number) noexcept nogil:
+    """Copied, since the loop frees a replica when its container goes."""
+    cdef LinkState* slot = &e.links[conn & 0xFFFF]
+    cdef bint found
+    e.looking.lock()
+    found = slot.replica != NULL and slot.conn == conn
+    if found:
+        number[0] = slot.replica.number
+        _copy_gauge(seen, &slot.replica.gauge)
+    e.looking.unlock()
+    return found
 
 
 cdef void _finish(EngineState* e) noexcept nogil:

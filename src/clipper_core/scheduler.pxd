@@ -15,6 +15,11 @@ from clipper_core.replica cimport Replica
 from clipper_core.ring cimport Ring, Spsc
 from clipper_core.task cimport Lanes
 
+cdef extern from "<mutex>" namespace "std" nogil:
+    cdef cppclass mutex:
+        void lock() noexcept
+        void unlock() noexcept
+
 cdef enum:
     LINKS_MAX = 65536
 
@@ -61,7 +66,7 @@ cdef struct News:               # a notice on its way to Python, malloc'd; the r
 
 cdef struct LinkState:
     Link* link
-    Replica* replica            # once attached
+    Replica* replica            # once attached; changed under `looking`
     u32 model
     u32 conn
     u8 quiet                    # neither side sends heartbeats, nor minds silence
@@ -101,6 +106,7 @@ cdef cppclass EngineState:
     atomic[u32] refusing        # Status.CLOSED: nothing new is taken in, what is in flight goes on
     bint manual                 # time comes from step only
     atomic[u64] now_us          # last time step was told
+    mutex looking               # who holds it finds each replica as it is: for those who look in from other threads
 
 # -- for its owner
 cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil       # False: full. Threads: any

@@ -75,7 +75,6 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     slot.link.limits.payload_bytes_max = min(e.limits.payload_bytes_max, <u64> HELLO_BYTES_MAX)    # until it is attached
     slot.conn = ((slot.conn & <u32> 0xFFFF0000) + 0x10000) | i
     slot.link.fd = fd
-    slot.replica = NULL
     slot.model = 0
     slot.quiet = slot.watched = slot.leaving = False
     _watch(e, slot)
@@ -106,13 +105,21 @@ cdef void _close_soon(EngineState* e, LinkState* slot) noexcept nogil:
         e.closing.push_back(slot.conn)
 
 
+cdef void _place(EngineState* e, LinkState* slot, Replica* replica) noexcept nogil:
+    e.looking.lock()
+    slot.replica = replica
+    e.looking.unlock()
+
+
 cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept nogil:
     cdef LinkState* slot = engine_slot(e, conn)
+    cdef Replica* gone
     cdef ModelState* model
     cdef size_t i
     if slot == NULL:
         return
-    if slot.replica != NULL:
+    gone = slot.replica
+    if gone != NULL:
         model = e.models[slot.model]
         for i in range(model.replicas.size()):
             if model.replicas[0][i] == conn:
@@ -120,9 +127,9 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
                 model.crew.members.erase(model.crew.members.begin() + i)
                 break
         model.tally.replicas.fetch_sub(1, relaxed)
-        replica_lost(slot.replica, e.lanes, now_us)
-        replica_free(slot.replica)
-        slot.replica = NULL
+        replica_lost(gone, e.lanes, now_us)
+        _place(e, slot, NULL)
+        replica_free(gone)
         _warm(e, model)
     _tell(e, GONE, conn, slot.model, status, NULL, 0)
     link_free(slot.link)
@@ -288,7 +295,7 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     slot.link.limits = e.limits
     slot.link.checked = command.checked
     slot.link.search = e.search_far if slot.link.remote else e.search_near
-    slot.replica = replica_new(slot.link, &model.tally, command.number)
+    _place(e, slot, replica_new(slot.link, &model.tally, command.number))
     if slot.replica == NULL:
         _close_soon(e, slot)
         return
