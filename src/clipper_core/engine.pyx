@@ -403,6 +403,12 @@ cdef class Engine:
             raise_for(UNKNOWN, f"no model with index {model}")
         return _model_counts(self.state.models[model])
 
+    def model_latency(self, u32 model):
+        """A histogram.Snapshot of one model, listed or not: from submit to answer, us, of rows that the cache did not have."""
+        if model >= self.state.model_count.load(acquire):
+            raise_for(UNKNOWN, f"no model with index {model}")
+        return histogram_snapshot(&self.state.models[model].tally.latency)
+
     def replica(self, u32 conn):
         """The batcher of connection `conn`: its limit, counts, fit and latency profile; `accuracy` as its model says it (None: it
         does not), rows of feedback `taught` (sent), `untaught` (dropped), `learned` and `failed` (by the container). None when it

@@ -116,7 +116,7 @@ def test_what_is_not_loaded_by_the_deadline_is_said(server: clipper.ClipperServe
     wait_until(lambda: app.predict(ROW).result(30).output == 5)
 
 
-@pytest.mark.parametrize("decider", ["first", "majority"])
+@pytest.mark.parametrize("decider", ["first", "majority", "hedged"])
 def test_with_a_decider(server: clipper.ClipperServer, decider: str) -> None:
     app = server.app("decided", models=["two", "here"], slo_ms=20_000, decider=decider)
     for _ in range(20):
@@ -162,6 +162,15 @@ def test_one_that_is_asked_cannot_be_unregistered(server: clipper.ClipperServer,
     server.remove_app("keeps")
     server.mesh.unregister("kept")
     assert server.mesh.status("kept").status == "NOT_FOUND"
+
+
+def test_one_of_the_catalog_goes_though_some_of_the_mesh_came_before_it(own_server: clipper.ClipperServer) -> None:
+    own_server.predict("one", ROW).result(10)
+    own_server.deploy("late", lambda rows: [7] * len(rows), input="f64[3]")
+    assert own_server.app("hedged", models=["late", "two"], slo_ms=20_000, decider="hedged").predict(ROW).result(30).output == 7
+    own_server.remove_app("hedged")
+    own_server.retire("late")
+    assert own_server.predict("one", ROW).result(10).output == 1
 
 
 def test_one_whose_record_goes_and_comes_back_is_asked_again(server: clipper.ClipperServer, folder: str) -> None:

@@ -232,7 +232,7 @@ class Deployment:
         quiet = time.monotonic()
         while running and self.containers.of(id_) and quiet < until and time.monotonic() - quiet < _QUIET_S:
             time.sleep(_DRAIN_POLL_S)
-            queued = running.core.engine.snapshot()["models"][running.core.index]["queued"]
+            queued = running.core.engine.model_counts(running.core.index)["queued"]
             replicas = [replica.engine.replica(replica.conn) for replica in self.containers.of(id_)]
             if queued or any(replica and replica["in_flight"] for replica in replicas):
                 quiet = time.monotonic()

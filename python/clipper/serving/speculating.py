@@ -347,5 +347,4 @@ def check_guarantee(
 
 def measured(core: CoreModel) -> Snapshot:
     """A model's latency from submit to prediction, us, since it was deployed; what the cache had is not in it."""
-    latency: Snapshot = core.engine.snapshot()["models"][core.index]["latency_us"]
-    return latency
+    return core.engine.model_latency(core.index)

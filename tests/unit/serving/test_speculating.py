@@ -26,7 +26,7 @@ from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
 from clipper_core.decider import Rule
-from clipper_core.histogram import LatencyHistogram
+from clipper_core.histogram import LatencyHistogram, Snapshot
 from clipper_core.status import Status
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
@@ -43,9 +43,10 @@ class Core:
         for latency in latencies_us:
             self.histogram.record(latency)
 
-    def snapshot(self) -> dict[str, Any]:
+    def model_latency(self, index: int) -> Snapshot:
+        assert index == self.index
         self.looked += 1
-        return {"models": [{"latency_us": self.histogram.snapshot()}]}
+        return self.histogram.snapshot()
 
 
 def question(decider: str = "all", policy: str = "ensemble", cores: tuple[Any, ...] = (), **fields: Any) -> Question:
