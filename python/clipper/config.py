@@ -96,7 +96,7 @@ def describe() -> list[KeyInfo]:
         for field in msgspec.structs.fields(kind):
             type_, meta = _typed(kind, field.name)
             extra = meta.extra or {}
-            default = "as [batching]" if type_ is Batching else field.default
+            default = "as [batching]" if type_ is Batching else default_of(field)
             text = meta.description or ""
             rows.append(
                 KeyInfo(
@@ -104,6 +104,11 @@ def describe() -> list[KeyInfo]:
                 )
             )
     return rows
+
+
+def default_of(field: Any) -> Any:
+    """Of a field of msgspec, whose dicts are made anew for each."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None, **keywords: Any) -> Config:
@@ -300,6 +305,11 @@ def _build(kind: type[msgspec.Struct], leaves: _Leaves, prefix: _Path, batching:
             raise ConfigError(f"{origin}: unknown key {key!r} in [{'.'.join(prefix)}]{guess}")
         if kind is ModelSettings and key == "batching" and (len(at) > depth + 1 or value == {}):
             continue
+        if len(at) > depth + 1 and get_origin(_typed(kind, key)[0]) is dict:
+            entry = _columns_in(value) if len(at) == depth + 2 else {}
+            more = _convert(kind, key, {at[depth + 1]: entry}, f"{origin}: {'.'.join(at[: depth + 1])}")
+            values[key] = values.get(key, {}) | more
+            continue
         if len(at) > depth + 1:
             raise ConfigError(f"{origin}: {'.'.join(at[: depth + 1])} is a table: expected {_expected(kind, key)}.")
         values[key] = _convert(kind, key, value, f"{origin}: {'.'.join(at)}")
@@ -331,6 +341,13 @@ def _read_env(text: str, type_: Any) -> Any:
     return str(text)
 
 
+def _columns_in(value: Any) -> Any:
+    """Of an entry of a table within a model's or an application's own."""
+    if not isinstance(value, _EnvText):
+        return value
+    return [int(part) if part.strip().isdecimal() else part for part in value.split(",")]
+
+
 def _expected(kind: type[msgspec.Struct], key: str) -> str:
     type_, meta = _typed(kind, key)
     unit, bounds = (meta.extra or {}).get("unit", ""), _range(meta)
@@ -348,6 +365,8 @@ def _number(number: float) -> str:
 def _type_name(type_: Any) -> str:
     if get_origin(type_) is Literal:
         return "one of " + ", ".join(map(repr, get_args(type_)))
+    if get_origin(type_) is dict:
+        return "columns by table, as { taste = [0, 1] }"
     names = {
         str: "a string",
         int: "a whole number",
@@ -406,6 +425,8 @@ def _check(config: Config, leaves: _Leaves) -> None:
         if model.replicas_max and not 1 <= model.replicas <= model.replicas_max <= config.limits.replicas_max:
             why = f"expected 0, or from replicas (1 or more) to limits.replicas_max ({config.limits.replicas_max})."
             raise refuse(("models", name, "replicas_max"), why)
+        if model.tolerance and not model.reads:
+            raise refuse(("models", name, "tolerance"), "it does not say what it reads.")
     for name, app in config.apps.items():
         at: _Path = ("apps", name)
         try:

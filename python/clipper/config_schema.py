@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from clipper.config import Config, describe, tables
+from clipper.config import Config, default_of, describe, tables
 from clipper.store.redis import shown
 from clipper.types import Batching
 
@@ -31,7 +31,7 @@ def schema() -> dict[str, Any]:
 
 def _table(kind: type[msgspec.Struct]) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    keys = {field.name: _key(field.default, *get_args(hints[field.name])) for field in msgspec.structs.fields(kind)}
+    keys = {field.name: _key(default_of(field), *get_args(hints[field.name])) for field in msgspec.structs.fields(kind)}
     return {"type": "object", "properties": keys, "additionalProperties": False}
 
 

@@ -277,6 +277,22 @@ def test_merge_batching() -> None:
     assert load(env={}, models={"a": {"batching": base}}).models["a"].batching == base
 
 
+def test_columns_that_a_model_reads(tmp_path: Path) -> None:
+    path = write(tmp_path, "[models.m]\nreads = { taste = [0, 1] }\n")
+    assert load(path, {"CLIPPER_MODELS__M__READS__USERS": "2, 3"}).models["m"].reads == {"taste": (0, 1), "users": (2, 3)}
+    path = write(tmp_path, "[models.m.reads]\ntaste = 0\n'the items' = [1]\n")
+    assert load(path, {}).models["m"].reads == {"taste": 0, "the items": (1,)}
+    assert load(env={}, models={"m": {"reads": {}}}).models["m"].reads == {}
+    expected = "expected columns by table, as { taste = [0, 1] }"
+    for wrong in ("words", {"t": "x"}, {"t": [-1]}, {"t": {"u": 1}}, {"t": 0.5}):
+        assert f"models.m.reads = {wrong!r:.5}" in refusal(models={"m": {"reads": wrong}})
+        assert expected in refusal(models={"m": {"reads": wrong}})
+    write(tmp_path, "[models.m]\nreads = { taste = [0, 1], users = -1 }\n")
+    assert "clipper.toml:2: models.m.reads = {'users': -1}: expected columns" in refusal(path)
+    assert "READS__TASTE: models.m.reads = {'taste': [0, 'x']}" in refusal(env={"CLIPPER_MODELS__M__READS__TASTE": "0,x"})
+    assert "tolerance = 0.5: it does not say what it reads." in refusal(models={"m": {"tolerance": 0.5}})
+
+
 def test_streams() -> None:
     url = "redis://127.0.0.1/0"
     config = load(

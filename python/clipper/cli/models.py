@@ -29,6 +29,8 @@ _TELL_S = 0.5
 @click.option("--memory", metavar="MIB", type=click.IntRange(min=0), help="Of each container of docker or podman.  [no limit]")
 @click.option("--cpus", metavar="N", type=click.FloatRange(min=0), help="Cores of each of them.  [no limit]")
 @click.option("--gpus", metavar="all|N|IDS", help="Of each of them.  [none]")
+@click.option("--reads", metavar="TABLE=COLUMNS", multiple=True, help="Rows of it that a prediction is made of, as taste=0,1.")
+@click.option("--tolerance", metavar="X", type=click.FloatRange(min=0), help="How far they may move, of their norm.  [0]")
 @click.option("--trust", metavar="TYPE", multiple=True, help="A type that a .skops file may ask for.")
 @click.option("--behind", is_flag=True, help="Do not make it the latest: promote does that.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until its containers are connected.")
@@ -37,7 +39,8 @@ _TELL_S = 0.5
 def deploy(
     ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, batching: str | None,
     code: tuple[str, ...], requirements: str | None, python: str, deployer: str | None, memory: int | None, cpus: float | None,
-    gpus: str | None, trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
+    gpus: str | None, reads: tuple[str, ...], tolerance: float | None, trust: tuple[str, ...], behind: bool, no_wait: bool,
+    dry_run: bool,
 ) -> None:  # fmt: skip
     """Serve TARGET as NAME: module:attribute on the server's host, or a model's file of this one (docs/models.md).
 
@@ -54,6 +57,8 @@ def deploy(
     settings |= {"input": input} if input else {}
     settings |= {"batching": batching} if batching else {}
     settings |= {"trusted": trust} if trust else {}
+    settings |= {"reads": dict(map(_columns, reads))} if reads else {}
+    settings |= {"tolerance": tolerance} if tolerance is not None else {}
     settings |= {"requirements": requirements} if requirements else {}
     settings |= {"python": python} if python else {}
     placed = {"deployer": deployer, "memory_mib": memory, "cpus": cpus, "gpus": gpus}
@@ -63,6 +68,14 @@ def deploy(
     with _telling(ask, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext():
         change = ask.server.deploy(name, target, dry_run=dry_run, **settings)
     ask.show_change(change)
+
+
+def _columns(text: str) -> tuple[str, list[int]]:
+    """Of `taste=0,1`."""
+    table, _, columns = text.rpartition("=")
+    if not table or not all(part.strip().isdecimal() for part in columns.split(",")):
+        raise click.BadParameter(f"{text!r}: write TABLE=COLUMNS, as taste=0,1.", param_hint="--reads")
+    return table, [int(part) for part in columns.split(",")]
 
 
 @contextlib.contextmanager

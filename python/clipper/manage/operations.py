@@ -25,8 +25,11 @@ from clipper.manage.moving import read as read_state
 from clipper.manage.overview import followed, processes
 from clipper.manage.rolling import Rolling, tell
 from clipper.manage.rollout import ERROR_RATE, GUARD, HOLD_S, checked_guard, checked_rate, seconds_of, stages_of
+from clipper.manage.tables import check_read
+from clipper.serving.reads import said_of
 from clipper.serving.scaling import replica_bounds
 from clipper.settings.http import query_tls, scheme_of
+from clipper.settings.server import Column
 from clipper.store.history import ENTRIES_MAX, Changed, acting, entries, plain
 from clipper.store.redis import shown
 from clipper.types import VERSION, Application, Model, VersionedModel, check_name
@@ -185,6 +188,8 @@ class Operations:
         memory_mib: int = 0,
         cpus: float = 0.0,
         gpus: str = "",
+        reads: dict[str, Column | tuple[Column, ...]] | None = None,
+        tolerance: float = 0.0,
         data: bytes = b"",
         kind: str = "",
         trusted: tuple[str, ...] = (),
@@ -192,12 +197,14 @@ class Operations:
         wait: bool = True,
     ) -> Change:
         """As ClipperServer.deploy. model: "module:attribute", or a model's file or folder on the server's host; or such a file's
-        bytes in `data`, and its `kind`; those that may hold pickles are not taken as bytes."""
+        bytes in `data`, and its `kind`; those that may hold pickles are not taken as bytes. reads: columns of the input by table;
+        no function, which the server would run."""
         thing = Artifact(kind, data, trusted) if data else model
         settings: dict[str, Any] = {
             "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
             "retry_singly": retry_singly, "row_by_row": row_by_row, "requirements": requirements, "python": python,
             "deployer": deployer, "memory_mib": memory_mib, "cpus": cpus, "gpus": gpus,
+            "reads": reads or None, "tolerance": tolerance,
         }  # fmt: skip
         if not data and not model:
             raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')
@@ -228,7 +235,11 @@ class Operations:
         taken = [model.version for model in catalog.view.versions.get(name, ())]
         chosen = version if version is not None else max(taken, default=0) + 1
         target = thing if isinstance(thing, str) else f"({thing.kind})"
-        record = Model(name, chosen, type_of(input or "any"), settings["output"], least, target=target, replicas_max=most)
+        record = Model(
+            name, chosen, type_of(input or "any"), settings["output"], least, target=target, replicas_max=most,
+            reads=said_of(name, settings["reads"]) if settings["reads"] else {}, tolerance=settings["tolerance"],
+        )  # fmt: skip
+        check_read(record, has_tables=bool(config.server.params))
         return catalog.register(record, promote=promote).id
 
     def promote(self, model: str, application: str | None = None) -> Change:

@@ -79,11 +79,16 @@ class Tabled:
         self._tables.check_users(name, table)
 
 
-def make_tables(tables: "ServedSet | None", model: Model) -> None:
-    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_reads and ServedSet.make raise."""
+def check_read(model: Model, *, has_tables: bool) -> None:
+    """Whether a model can read the tables that it says. Raises DoesNotFit where there are none, and what check_reads raises."""
     check_reads(model)
-    if model.reads and tables is None:
+    if model.reads and not has_tables:
         raise DoesNotFit(f"model '{model.id}' reads tables, and this server has none.", hint=_HINT)
+
+
+def make_tables(tables: "ServedSet | None", model: Model) -> None:
+    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_read and ServedSet.make raise."""
+    check_read(model, has_tables=tables is not None)
     if not model.tables:
         return
     what = f"model '{model.id}' declares tables ({', '.join(model.tables)})"

@@ -7,6 +7,7 @@ import msgspec
 from clipper.setting import about
 from clipper.types import Batching
 
+Column = Annotated[int, msgspec.Meta(ge=0)]
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -168,6 +169,13 @@ class ModelSettings(msgspec.Struct, frozen=True):
     input: Annotated[str, about("type of one input, such as `f64[64]`; empty to ask the container")] = ""
     batching: Annotated[Batching, about("a mode, or a table of the keys of [batching] that differ")] = Batching()
     cache: Annotated[bool, about("keep this model's predictions in the cache")] = True
+    reads: Annotated[
+        dict[str, Column | tuple[Column, ...]],
+        about("rows a prediction is made of: columns of the input by table; it is cached until they move"),
+    ] = {}
+    tolerance: Annotated[
+        float, about("how far a row it reads may move before a prediction is forgotten, of its norm", "share", ge=0, le=1_000_000)
+    ] = 0.0
     retry_singly: Annotated[bool, about("when a batch fails, try its rows one by one")] = False
     requirements: Annotated[
         tuple[str, ...], about('for pip: it runs in an environment of its own, with these; `["-r requirements.txt"]`: of a file')
