@@ -410,7 +410,9 @@ def _check(config: Config, leaves: _Leaves) -> None:
     _check_address(config.server, refuse)
     grpc_files = TlsFiles(config.grpc.tls_cert, config.grpc.tls_key, config.grpc.tls_client_ca)
     troubles = tls_troubles("grpc", "tls", grpc_files, query_tls(config.http))
-    for listener, why in (*listener_troubles(config.http, config.grpc.address), *troubles):
+    params_files = TlsFiles(config.params.grpc_tls_cert, config.params.grpc_tls_key, config.params.grpc_tls_client_ca)
+    of_params = tls_troubles("params", "grpc_tls", params_files, None)
+    for listener, why in (*listener_troubles(config.http, config.grpc.address), *troubles, *of_params):
         raise refuse(listener, why)
     if config.server.restart_ms_min > config.server.restart_ms_max:
         raise refuse(("server", "restart_ms_min"), f"more than restart_ms_max ({config.server.restart_ms_max}).")

@@ -73,8 +73,10 @@ def array(tensor: Any) -> Any:
 class Shard:
     """One shard's service. shard.push_model(version=..., variables=[...], metadata={...}) -> the response."""
 
-    def __init__(self, address: str, token: str) -> None:
-        self.channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
+    def __init__(self, address: str, token: str, credentials: Any = None, **more: Any) -> None:
+        options = [("grpc.max_receive_message_length", -1), *more.items()]
+        insecure = credentials is None
+        self.channel = grpc.insecure_channel(address, options) if insecure else grpc.secure_channel(address, credentials, options)
         self._token = token
         self.trailing: dict[str, Any] = {}
 

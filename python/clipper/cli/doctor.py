@@ -22,6 +22,7 @@ from clipper.config import load
 from clipper.frontend.api_keys import ApiKeys
 from clipper.settings.grpc import grpc_tls
 from clipper.settings.http import admin_tls, query_tls
+from clipper.settings.params import params_tls
 from clipper.tls import Certificate
 
 _OPTIONAL = {"scikit-learn": "demo", "pytest": "test", "mypy": "check", "pytest-benchmark": "bench"}
@@ -152,7 +153,10 @@ def certificates() -> Iterator[Finding]:
     file = Path(DEFAULT_FILE)
     config = load(file if file.exists() else None)
     http = config.http
-    each = (("http.tls", query_tls(http)), ("http.admin_tls", admin_tls(http)), ("grpc.tls", grpc_tls(config.grpc, http)))
+    each = (
+        ("http.tls", query_tls(http)), ("http.admin_tls", admin_tls(http)), ("grpc.tls", grpc_tls(config.grpc, http)),
+        ("params.grpc_tls", params_tls(config.params)),
+    )  # fmt: skip
     seen = set()
     for where, files in each:
         if files is None or files in seen:

@@ -64,6 +64,9 @@ class ParamsShipment:
         settings = self.settings
         if settings.replicas >= settings.shards:
             raise InvalidInput(f"{settings.replicas} replicas of each of {settings.shards} shards: they are in other shards.")
+        if settings.grpc_tls_cert or settings.grpc_keys_file:
+            why = "what is exported holds neither certificates nor keys, and params.grpc_tls_cert or grpc_keys_file is set."
+            raise InvalidInput(why, hint="Leave them out, and let the cluster encrypt between pods.")
 
     @property
     def addresses(self) -> list[str]:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,6 +17,7 @@ from clipper.frontend.exporter import Exporter
 from clipper.frontend.grpc_applications import SERVICE as APPLICATIONS
 from clipper.frontend.grpc_applications import ApplicationService
 from clipper.frontend.grpc_calls import Calls
+from clipper.frontend.grpc_credentials import credentials_of
 from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
 from clipper.frontend.grpc_mesh import SERVICE as MESH
 from clipper.frontend.grpc_mesh import MeshService
@@ -30,7 +30,6 @@ from clipper.metrics import GrpcCounts
 from clipper.serving.address import held_by
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import GrpcSettings
-from clipper.tls import Certificate, Pem
 
 _WORKERS = 4
 _REFUSED_MAX = 1024  # calls that are being told that there are too many; more than these grpcio turns away without a word
@@ -106,7 +105,7 @@ class Grpc:
         try:
             secured = self._access.certificates.get("grpc")
             if secured is not None:
-                port = self._server.add_secure_port(address, _credentials(secured[0]))
+                port = self._server.add_secure_port(address, credentials_of(secured[0]))
             else:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -146,23 +145,6 @@ class Grpc:
         if not self._draining.done():
             await self._server.stop(0)
         self._loop.stop()
-
-
-def _credentials(certificate: Certificate) -> Any:
-    """Those of the files as they are when a client comes: grpcio asks at each handshake, and takes None for no change."""
-    known = certificate.pem
-
-    def configuration(pem: Pem) -> Any:
-        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.client_ca or None)
-
-    def current() -> Any:
-        nonlocal known
-        if certificate.pem is known:
-            return None
-        known = certificate.pem
-        return configuration(known)
-
-    return grpc.dynamic_ssl_server_credentials(configuration(known), current, bool(certificate.files.client_ca))
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, int]]:

@@ -17,14 +17,18 @@ import grpc.aio
 import uvloop
 
 from clipper.errors import AddressInUse, ClipperError, NotAllowed, Unknown
+from clipper.frontend.access import Access
+from clipper.frontend.api_keys import ApiKeys
 from clipper.frontend.grpc_calls import abort, decoder
+from clipper.frontend.grpc_credentials import credentials_of
 from clipper.frontend.grpc_health import HEALTH, REFLECTION, about
 from clipper.frontend.grpc_own_door import OwnDoor
 from clipper.frontend.grpc_params import ALIASES, SERVICE, Call, OtherShard, ParamsService
 from clipper.frontend.protocols import message, methods_of
+from clipper.metrics import TlsCounts
 from clipper.params import standby
 from clipper.params.shard import Shard
-from clipper.settings.params import grpc_address
+from clipper.settings.params import ParamsSettings, grpc_address, params_tls
 
 CALLS_MAX: Final = 1024
 _GRACE_S: Final = 1.0
@@ -43,6 +47,7 @@ class ShardGrpc:
         self._shard, place = shard, shard.place
         self._wanted = grpc_address(place.settings, place.number)
         self.address = ""
+        self._access = _access_of(place.settings, place.token)
         self._door = OwnDoor(place.listen or place.addresses[place.number], place.token, f"shard {place.number}")
         self._service = ParamsService(shard, self._door)
         self._loop = uvloop.new_event_loop()
@@ -60,10 +65,12 @@ class ShardGrpc:
         if self._trouble is not None:
             self._thread.join()
             raise self._trouble
+        self._access.start()
         return self
 
     def stop(self) -> None:
         """Calls under way end with UNAVAILABLE, if they do not end by themselves at once."""
+        self._access.stop()
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
@@ -97,7 +104,7 @@ class ShardGrpc:
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         try:
-            port = self._server.add_insecure_port(self._wanted)
+            port = self._bound()
         except RuntimeError as error:
             await self._door.close()
             hint = "Choose another params.grpc."
@@ -105,6 +112,12 @@ class ShardGrpc:
         self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
         await self._server.start()
         self._gathering = asyncio.ensure_future(self._gather())
+
+    def _bound(self) -> int:
+        secured = self._access.certificates.get("grpc")
+        if secured is None:
+            return int(self._server.add_insecure_port(self._wanted))
+        return int(self._server.add_secure_port(self._wanted, credentials_of(secured[0])))
 
     async def _gather(self) -> None:
         while not self._closing.is_set():
@@ -172,9 +185,10 @@ class ShardGrpc:
 
     def _admit(self, call: Call) -> None:
         """NotAllowed."""
-        given = call.metadata.get("authorization", "")
-        wanted = f"Bearer {self._shard.place.token}"
-        if not hmac.compare_digest(str(given).encode(), wanted.encode()):
+        given = str(call.metadata.get("authorization", "")).encode()
+        if self._access.keys is not None:
+            self._access.keys.check(given)
+        elif not hmac.compare_digest(given, f"Bearer {self._shard.place.token}".encode()):
             hint = "Send metadata: authorization, Bearer and the token of the set (params.token; shards.json has it)."
             raise NotAllowed("the token is missing or wrong.", hint=hint)
 
@@ -205,6 +219,15 @@ class ShardGrpc:
         response = message("grpc.reflection.v1.ServerReflectionResponse")
         async for request in requests:
             yield response(valid_host=request.host, original_request=request, **about(request, _SERVICES))
+
+
+def _access_of(settings: ParamsSettings, token: str) -> Access:
+    """Raises ConfigError for files that are not in order."""
+    found = Access()
+    found.add_tls("grpc", params_tls(settings), "params.grpc_tls", TlsCounts("params"))
+    if settings.grpc_keys_file:
+        found.keys = ApiKeys(settings.grpc_keys_file, token, "params.grpc_keys_file")
+    return found
 
 
 @contextlib.contextmanager

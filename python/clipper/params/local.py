@@ -31,7 +31,8 @@ from clipper.params.places import told_in as told_in
 from clipper.params.replication import asked
 from clipper.params.snapshots import newest_of, parts_in, sets_in
 from clipper.params.tables import optimizer_in
-from clipper.settings.params import ParamsSettings, grpc_address
+from clipper.settings.params import ParamsSettings, grpc_address, params_tls, rooted
+from clipper.tls import Certificate
 
 log = logging.getLogger("clipper.params")
 GRACE_S = 30.0  # from SIGTERM to SIGKILL: a last snapshot
@@ -126,7 +127,8 @@ class LocalSet:
     """
 
     def __init__(self, settings: ParamsSettings, *, code: str = "") -> None:
-        self.settings, self.folder = settings, Path(settings.folder).absolute()
+        self.settings = settings = rooted(settings)
+        self.folder = Path(settings.folder).absolute()
         if settings.replicas >= settings.shards:
             raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
         if settings.grpc:
@@ -161,6 +163,13 @@ class LocalSet:
         optimizer_in(self.settings.grpc_optimizer)
         if importlib.util.find_spec("grpc") is None:
             raise ConfigError("params.grpc needs grpcio.", hint='pip install "clipper-serving[grpc]"')
+        files = params_tls(self.settings)
+        if files is not None:
+            Certificate(files, "params.grpc_tls")
+        keys = self.settings.grpc_keys_file
+        if keys and not os.access(keys, os.R_OK):
+            hint = "Add a key with: clipper key NAME --file FILE"
+            raise ConfigError(f"params.grpc_keys_file = {keys!r} cannot be read.", hint=hint)
 
     def _told(self) -> tuple[list[str], str]:
         """Writes shards.json; a token that was made up stays what it was."""

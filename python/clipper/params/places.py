@@ -18,7 +18,7 @@ import msgspec
 from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
 from clipper.params.line import SHARDS_FILE, addresses_in
 from clipper.params.recovery import written
-from clipper.settings.params import ParamsSettings
+from clipper.settings.params import ParamsSettings, rooted
 
 NOWHERE = "tcp:not-yet.invalid:1"  # a name that is never one: whoever dials it tries again
 FRESH_S = 0.2  # so old may be what was read
@@ -64,7 +64,7 @@ def _is_held(path: Path) -> bool:
 
 def prepare(settings: ParamsSettings, engine: str) -> Path:
     """shards.json for shards that `engine` will run, or runs already. Raises ConfigError, DoesNotFit, AlreadyExists. -> folder"""
-    folder = Path(settings.folder).absolute()
+    settings, folder = rooted(settings), Path(settings.folder).absolute()
     if settings.replicas >= settings.shards:
         raise ConfigError(f"params.replicas = {settings.replicas}: fewer than params.shards = {settings.shards}.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,11 +1,13 @@
 """What can be set of the parameter server: `[params]` of a file, or `clipper params up`."""
 
+import os
 from typing import Annotated, Literal
 
 import msgspec
 
 from clipper.errors import ConfigError
 from clipper.setting import about
+from clipper.settings.http import TlsFiles
 
 
 class ParamsSettings(msgspec.Struct, frozen=True):
@@ -35,6 +37,10 @@ class ParamsSettings(msgspec.Struct, frozen=True):
     grpc: Annotated[
         str, about("the design document's gRPC service: `HOST:PORT`, shard i at PORT + i; empty: none (needs the extra grpc)")
     ] = ""
+    grpc_tls_cert: Annotated[str, about("PEM file of that service's certificate, on each shard's host; empty: without TLS")] = ""
+    grpc_tls_key: Annotated[str, about("PEM file of the key of `grpc_tls_cert`")] = ""
+    grpc_tls_client_ca: Annotated[str, about("PEM file of who signs workers' certificates; empty: they need none")] = ""
+    grpc_keys_file: Annotated[str, about("keys of workers, beside `token`: `clipper key` makes them; empty: none")] = ""
     grpc_optimizer: Annotated[
         str, about("of variables and tables that workers make by gRPC: a name, and settings: `adam rate=0.001`")
     ] = "sgd"
@@ -65,6 +71,20 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         items = msgspec.structs.asdict(self).items()
         shown = (f"{key}={'***' if key == 'token' and value else repr(value)}" for key, value in items)
         return f"ParamsSettings({', '.join(shown)})"
+
+
+def params_tls(settings: ParamsSettings) -> TlsFiles | None:
+    """Of the gRPC service. None: without TLS."""
+    if not (settings.grpc and settings.grpc_tls_cert):
+        return None
+    return TlsFiles(settings.grpc_tls_cert, settings.grpc_tls_key, settings.grpc_tls_client_ca)
+
+
+def rooted(settings: ParamsSettings) -> ParamsSettings:
+    """Files by their whole paths, as shards read them, wherever these are started."""
+    files = ("grpc_tls_cert", "grpc_tls_key", "grpc_tls_client_ca", "grpc_keys_file")
+    said = {file: getattr(settings, file) for file in files}
+    return msgspec.structs.replace(settings, **{file: os.path.abspath(path) for file, path in said.items() if path})
 
 
 def grpc_address(settings: ParamsSettings, shard: int) -> str:

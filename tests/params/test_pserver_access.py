@@ -1,0 +1,137 @@
+"""Who may ask a shard by gRPC: TLS, workers' certificates, keys; files that change while it serves."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("grpc", reason="pip install 'clipper-serving[grpc]'")
+
+import grpc
+
+from clipper.deploy.params_manifests import ParamsShipment
+from clipper.errors import ConfigError, InvalidInput
+from clipper.frontend.api_keys import line_of, new_key
+from clipper.frontend.grpc_shard import ShardGrpc
+from clipper.params.line import addresses_in
+from clipper.params.local import LocalSet
+from clipper.settings.params import ParamsSettings
+from tests.frontend.certificates import Authority
+from tests.params.conftest import TOKEN, Shards, until
+from tests.params.document import Shard
+from tests.params.test_pserver import ON, Fronts
+from tests.params.test_pserver import fronts as fronts
+from tests.params.test_pserver_kills import free_port
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def credentials(ca: str, shown: tuple[str, str] | None = None) -> Any:
+    cert, key = (Path(file).read_bytes() for file in shown) if shown else (None, None)
+    return grpc.ssl_channel_credentials(Path(ca).read_bytes(), key, cert)
+
+
+def outcome(address: str, credentials: Any = None, token: str = TOKEN, **more: Any) -> str:
+    """What becomes of a call: answered, or the code of its error."""
+    shard = Shard(address, token, credentials, **more)
+    try:
+        answered = not shard.pull_variable().model_init_status
+        return "answered" if answered else "answered, of a model"
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    finally:
+        shard.close()
+
+
+def up(fronts: Fronts, **settings: Any) -> str:
+    fronts.up(1, **settings)
+    return fronts.address(0)
+
+
+def test_tls(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.sign("shard")
+    address = up(fronts, grpc_tls_cert=cert, grpc_tls_key=key)
+    assert outcome(address, credentials(authority.ca)) == "answered"
+    assert outcome(address, credentials(authority.ca), "another token") == "UNAUTHENTICATED"
+    for wrong in (credentials(Authority(tmp_path, "stranger").ca), None):
+        assert outcome(address, wrong) == "UNAVAILABLE"
+
+
+def test_workers_show_certificates(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.sign("mutual")
+    address = up(fronts, grpc_tls_cert=cert, grpc_tls_key=key, grpc_tls_client_ca=authority.ca)
+    assert outcome(address, credentials(authority.ca, authority.sign("worker"))) == "answered"
+    assert outcome(address, credentials(authority.ca, authority.sign("worker")), "") == "UNAUTHENTICATED", "and a token"
+    for shown in (None, Authority(tmp_path, "stranger").sign("eve"), authority.sign("late", days=-1)):
+        assert outcome(address, credentials(authority.ca, shown)) == "UNAVAILABLE"
+
+
+def test_a_new_certificate_is_taken_up(fronts: Fronts, authority: Authority, tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "live.crt"), str(tmp_path / "live.key")
+    shutil.copy(authority.sign("first", hosts=("elsewhere",))[0], cert)
+    shutil.copy(authority.folder / "first.key", key)
+    address = up(fronts, grpc_tls_cert=cert, grpc_tls_key=key)
+    name: Any = {"grpc.ssl_target_name_override": "here"}
+    assert outcome(address, credentials(authority.ca), **name) == "UNAVAILABLE"
+    second = authority.sign("second", hosts=("here",))
+    shutil.copy(second[1], key)
+    shutil.copy(second[0], cert)
+    front: ShardGrpc = fronts._fronts[0]
+    until(lambda: front._access.certificates["grpc"][0].pem.cert == Path(second[0]).read_bytes())
+    assert outcome(address, credentials(authority.ca), **name) == "answered"
+
+
+def test_keys(fronts: Fronts, tmp_path: Path) -> None:
+    first, second, file = new_key(), new_key(), tmp_path / "keys"
+    file.write_text(line_of("ann", first) + "\n")
+    address = up(fronts, grpc_keys_file=str(file))
+    assert [outcome(address, token=token) for token in (first, TOKEN, second, "")] == [
+        "answered", "answered", "UNAUTHENTICATED", "UNAUTHENTICATED",
+    ]  # fmt: skip
+    file.write_text(line_of("bob", second) + "\n# a line more\n")
+    until(lambda: outcome(address, token=second) == "answered")
+    assert outcome(address, token=first) == "UNAUTHENTICATED"
+
+
+def test_files_that_are_not_in_order_are_told_at_the_start(shards: Shards, authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.sign("one")
+    other = authority.sign("two")[1]
+    wrong: list[tuple[dict[str, str], str]] = [
+        ({"grpc_tls_cert": cert, "grpc_tls_key": other}, "params.grpc_tls_cert = .* do not go together"),
+        ({"grpc_tls_cert": str(tmp_path / "none"), "grpc_tls_key": key}, "params.grpc_tls_cert = .* cannot be read"),
+        ({"grpc_keys_file": str(tmp_path / "none")}, "params.grpc_keys_file = .* cannot be read"),
+    ]
+    shards.up(1)
+    for settings, says in wrong:
+        found = ParamsSettings(folder=str(tmp_path / "set"), **ON, **settings)
+        shards.servers[0].shard.place = msgspec.structs.replace(shards.servers[0].shard.place, settings=found)
+        with pytest.raises(ConfigError, match=says):
+            ShardGrpc(shards.servers[0].shard)
+        with pytest.raises(ConfigError, match=says):
+            LocalSet(found)
+    with pytest.raises(InvalidInput, match="neither certificates nor keys"):
+        ParamsShipment(ParamsSettings(**ON, grpc_tls_cert=cert, grpc_tls_key=key))
+
+
+def test_a_set_serves_with_files_that_are_named_from_where_it_was_started(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = authority.sign("relative")
+    monkeypatch.chdir(authority.folder)
+    files = {"grpc_tls_cert": Path(cert).name, "grpc_tls_key": Path(key).name}
+    address = f"127.0.0.1:{free_port(1)}"
+    local = LocalSet(ParamsSettings(folder=str(tmp_path / "set"), snapshot_s=0.0, grpc=address, **files)).start()
+    try:
+        local.wait_ready(60.0)
+        monkeypatch.chdir(tmp_path)
+        token = addresses_in(tmp_path / "set")[1]
+        until(lambda: outcome(address, credentials(authority.ca), token) == "answered")  # it listens there a little later
+        assert outcome(address, None, token) == "UNAVAILABLE"
+    finally:
+        local.stop(snapshot=False)
+    assert local.settings.grpc_tls_cert == cert
