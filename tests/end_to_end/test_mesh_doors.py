@@ -25,6 +25,7 @@ from clipper.errors import (
 )
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
+from clipper.mesh.records import MeshModel
 from clipper.store.history import actor_here
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
@@ -176,6 +177,26 @@ def test_a_watcher_sees_a_load(server: clipper.ClipperServer, door: MeshClient, 
                 break
     assert seen.count("SYNC") == 1
     assert {*seen} <= {"SYNC", "NOT_LOADED", "LOADING", "LOADED"}
+
+
+def test_a_watcher_over_grpc_sees_what_one_over_http_does(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:
+    from tests.frontend.test_grpc import Client
+
+    client = Client(server.grpc_address)
+    call = client("clipper.v1.Mesh", "Watch", prefix="told")
+    by_grpc, by_http = (event for reply in call for event in reply.events), door.watch("told")
+    assert (next(by_grpc).kind, next(by_http).kind) == (3, "SYNC")
+    door.register("told", "models.py:double", key=folder, load_now=True)
+    seen: list[Any] = []
+    while not seen or not seen[-1].copies or not seen[-1].copies[server.mesh.instance].loaded_ms:
+        event, other = next(by_grpc), next(by_http)
+        assert isinstance(other.record, MeshModel)
+        assert (event.id, event.revision, set(event.model.copies)) == (other.id, other.revision, set(other.record.copies))
+        assert (event.model.type, event.model.key, event.model.size_bytes) == ("python", folder, other.record.size_bytes)
+        seen.append(event.model)
+    call.cancel()
+    by_http.close()
+    client.channel.close()
 
 
 def test_hits_misses_and_loads_are_counted(server: clipper.ClipperServer, door: MeshClient, folder: str) -> None:

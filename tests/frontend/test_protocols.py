@@ -22,7 +22,7 @@ def test_the_compiled_form_is_that_of_the_files(tmp_path: Path) -> None:
     compile_to(tmp_path / "protocols.binpb")
     now, then = (FileDescriptorSet.FromString((at / "protocols.binpb").read_bytes()) for at in (tmp_path, FOLDER))
     mine = [file.name for file in now.file if not file.name.startswith("google/")]
-    names = ("applications", "health", "inference", "modelmesh", "pserver", "reflection", "status")
+    names = ("applications", "health", "inference", "mesh", "modelmesh", "pserver", "reflection", "status")
     assert mine == [f"{name}.proto" for name in names]
     for one, other in zip(now.file, then.file, strict=True):
         assert one.name.startswith("google/") or one == other, f"{one.name} has changed: python tests/frontend/test_protocols.py"

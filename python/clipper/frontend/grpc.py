@@ -21,6 +21,8 @@ from clipper.frontend.grpc_credentials import credentials_of
 from clipper.frontend.grpc_health import HEALTH, REFLECTION, Health, Reflection
 from clipper.frontend.grpc_mesh import SERVICE as MESH
 from clipper.frontend.grpc_mesh import MeshService
+from clipper.frontend.grpc_mesh_watch import SERVICE as MESH_WATCH
+from clipper.frontend.grpc_mesh_watch import MeshWatch
 from clipper.frontend.grpc_other import OtherMethods
 from clipper.frontend.grpc_v2 import SERVICE as INFERENCE
 from clipper.frontend.grpc_v2 import InferenceService
@@ -55,7 +57,7 @@ class Grpc:
         self._server: grpc.aio.Server
         self._calls: Calls
         self._draining: asyncio.Task[None] | None = None
-        self._mesh: MeshService | None = None
+        self._mesh: tuple[MeshService, MeshWatch] | None = None
 
     def start(self) -> None:
         """Raises AddressInUse."""
@@ -90,10 +92,12 @@ class Grpc:
         if others is not None:
             calls.before_reading = others.named
         mesh = self._node.mesh
-        mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION, *((MESH,) if mesh is not None else ()))
+        mine = (INFERENCE, APPLICATIONS, HEALTH, REFLECTION, *((MESH, MESH_WATCH) if mesh is not None else ()))
         services = [InferenceService(calls), ApplicationService(calls), Health(calls, mine), Reflection(calls, mine)]
-        self._mesh = MeshService(calls, mesh, self._access.tokens) if mesh is not None else None
-        for service in (*services, *((self._mesh,) if self._mesh is not None else ())):
+        if mesh is not None:
+            managing = MeshService(calls, mesh, self._access.tokens)
+            self._mesh = (managing, MeshWatch(calls, mesh, managing.check_manages))
+        for service in (*services, *(self._mesh or ())):
             self._server.add_generic_rpc_handlers(tuple(service.handlers))
         if others is not None:
             self._server.add_generic_rpc_handlers((others,))
@@ -136,8 +140,8 @@ class Grpc:
                 asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
             self._thread.join()
         self._workers.shutdown(wait=True)
-        if self._mesh is not None:
-            self._mesh.close()
+        for service in self._mesh or ():
+            service.close()
 
     async def _leave(self) -> None:
         assert self._draining is not None

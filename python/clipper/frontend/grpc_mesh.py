@@ -52,7 +52,7 @@ class MeshService:
     # -- models
 
     async def register(self, request: Any, call: Call) -> Any:
-        self._check_manages(call)
+        self.check_manages(call)
         info = _info(request, "modelInfo")
         if request.sync and not request.loadNow:
             raise InvalidInput("sync goes with loadNow.", hint="Set both, or neither.")
@@ -61,7 +61,7 @@ class MeshService:
         return _told(await self._work(request.sync, lambda: register(*about, **settings)))
 
     async def unregister(self, request: Any, call: Call) -> Any:
-        self._check_manages(call)
+        self.check_manages(call)
         await self._calls.work(lambda: self._mesh.unregister(request.modelId))
         return message("mmesh.UnregisterModelResponse")()
 
@@ -104,7 +104,7 @@ class MeshService:
     # -- v-models
 
     async def set_vmodel(self, request: Any, call: Call) -> Any:
-        self._check_manages(call)
+        self.check_manages(call)
         info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
 
         def set_it() -> VModelStatus:
@@ -123,7 +123,7 @@ class MeshService:
 
     async def delete_vmodel(self, request: Any, call: Call) -> Any:
         """Another's is left alone, without a word: its clients expect that."""
-        self._check_manages(call)
+        self.check_manages(call)
 
         def delete() -> None:
             try:
@@ -152,7 +152,7 @@ class MeshService:
 
     # -- who may
 
-    def _check_manages(self, call: Call) -> None:
+    def check_manages(self, call: Call) -> None:
         """NotAllowed, Forbidden."""
         http = self._calls.node.config.http
         if self._tokens is not None:
