@@ -99,7 +99,7 @@ def test_a_node_waits_for_its_store_and_serves_when_it_comes(server: Any, nodes_
     one.app("twice", ["m"], slo_ms=20_000)
     one.close()
     server.kill()
-    (late,) = nodes_of("b", http="127.0.0.1:0")
+    (late,) = nodes_of("b", http="127.0.0.1:0", apps={"declared": {"models": ["m"], "slo_ms": 20_000}})
     assert late.mesh.awaits == f"the store {late.stats()['store']['name']}"
     assert late.stats()["mesh"] == {"instance": "b", "awaits": late.mesh.awaits}
     ready = http(late.http_address, "GET", "/v2/health/ready")
@@ -116,8 +116,8 @@ def test_a_node_waits_for_its_store_and_serves_when_it_comes(server: Any, nodes_
     wait_until(lambda: not late.mesh.awaits, "it enters", PATIENCE_S)
     assert ask(late, "m").tolist() == [0.0, 2.0, 4.0]
     wait_until(lambda: late.stats()["store"]["connected"], "what waited has begun", PATIENCE_S)
-    answer = late.app("twice").predict(ROW).result(PATIENCE_S)
-    assert answer.output.tolist() == [0.0, 2.0, 4.0]
+    for app in ("twice", "declared"):
+        assert late.app(app).predict(ROW).result(PATIENCE_S).output.tolist() == [0.0, 2.0, 4.0]
     assert http(late.http_address, "GET", "/v2/health/ready").status == 200
 
 

@@ -59,12 +59,12 @@ def of_mesh(registering: type[msgspec.Struct], loading: type[msgspec.Struct], se
     return {
         ("GET", "/v1/mesh"): _about("meshStats", "What this node counts", named=False, gives=Counts),
         ("GET", "/v1/mesh/instances"): _about(
-            "meshInstances", "The nodes that live, and how full they are", named=False, gives=Instances,
+            "meshInstances", "The nodes that live, and how full they are", named=False, gives=Instances, errors=(503,),
         ),
         ("GET", "/v1/mesh/models"): _about(
-            "meshModels", "Models, by id", named=False, query=_PAGED, gives=ModelPage,
+            "meshModels", "Models, by id", named=False, query=_PAGED, gives=ModelPage, errors=(503,),
         ),
-        ("GET", model): _about("meshModel", "The state of a model and of each copy", gives=ModelStatus, errors=(404,)),
+        ("GET", model): _about("meshModel", "The state of a model and of each copy", gives=ModelStatus, errors=(404, 503)),
         ("PUT", model): _about(
             "registerMeshModel", "Make a model known, to be loaded when it is asked",
             "The same once more changes nothing; another path, type or key is a conflict.",
@@ -79,13 +79,13 @@ def of_mesh(registering: type[msgspec.Struct], loading: type[msgspec.Struct], se
             errors=(404, 429, 503, 504),
         ),
         ("GET", f"{model}/explain"): _about(
-            "explainMeshModel", "Why it is where it is, and what happens next", gives=Explanation, errors=(404,),
+            "explainMeshModel", "Why it is where it is, and what happens next", gives=Explanation, errors=(404, 503),
         ),
         ("GET", "/v1/mesh/vmodels"): _about(
-            "meshVModels", "V-models, by id", named=False, query=_PAGED, gives=VModelPage,
+            "meshVModels", "V-models, by id", named=False, query=_PAGED, gives=VModelPage, errors=(503,),
         ),
         ("GET", vmodel): _about(
-            "meshVModel", "What a v-model stands for", query={"owner": _OWNER}, gives=VModelStatus, errors=(404,)
+            "meshVModel", "What a v-model stands for", query={"owner": _OWNER}, gives=VModelStatus, errors=(404, 503)
         ),
         ("PUT", vmodel): _about(
             "setMeshVModel", "Make one, or let it stand for another model",
