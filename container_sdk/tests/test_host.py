@@ -17,6 +17,7 @@ from fake_node import Node, Refused
 
 MODELS = """
 import threading, time
+import gc
 import numpy as np
 from clipper_container import Model, Scored
 
@@ -38,6 +39,9 @@ class Named(Model):
 def slow(xs):
     time.sleep(0.2)
     return xs[:, 0]
+
+def passed_over(xs):
+    return [float(gc.get_freeze_count())] * len(xs)
 
 number = 7
 """
@@ -128,6 +132,15 @@ def test_it_says_who_it_is(node: Node) -> None:
     assert status["capacity_bytes"] > 1 << 28
     assert status["loading_max"] >= 2
     assert status["load_timeout_ms"] == 30_000
+
+
+def test_python_looks_for_garbage_among_what_came_after_the_start_only(node: Node, listener: fake.Server) -> None:
+    while node.ask("status")["state"] != "READY":
+        pass
+    load(node, "p", "models:passed_over")
+    peer = serve(node, listener, "p", quiet=True)
+    assert answer(peer)[0] > 1000
+    peer.close()
 
 
 def test_a_model_is_loaded_served_and_unloaded(node: Node, listener: fake.Server) -> None:

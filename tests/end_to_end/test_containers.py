@@ -85,6 +85,16 @@ def test_a_container_dials_in(address, protocol, tmp_path):
         wait_until(lambda: server.stats()["models"]["doubler:1"]["replicas"] == [])
 
 
+def test_python_looks_for_garbage_among_what_came_after_the_load_only(tmp_path):
+    with clipper.start(heartbeat_ms=100, drain_s=0.2) as server:
+        answer = "[float(__import__('gc').get_freeze_count())] * len(xs)"
+        process = dial(server.address, tmp_path, token=server.token, answer=answer)
+        wait_until(lambda: "doubler:1" in server.stats()["models"])
+        assert server.model("doubler").predict(ROW, slo_ms=10_000).result(20) > 1000
+        process.terminate()
+        process.communicate(timeout=10)
+
+
 @pytest.mark.parametrize("protocol", ["2", "1"])
 @pytest.mark.parametrize(("address", "compression"), [("tcp://127.0.0.1:0", "auto"), ("unix", "full"), ("unix", "auto")])
 def test_strings_come_through_however_they_are_compressed(address, compression, protocol, tmp_path):

@@ -228,6 +228,20 @@ def test_up_serves_a_file_until_it_is_asked_to_end(here: Path, number: signal.Si
     assert "clipper-container serve MODULE:MODEL --connect unix:" in seen
 
 
+def test_up_passes_over_in_the_search_for_garbage_what_it_has_begun_with(here: Path) -> None:
+    (here / "clipper.toml").write_text("")
+    told = "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000))"
+    command = [sys.executable, "-u", "-c", f"import atexit, gc; {told}; import clipper.cli as c; c.main(['up'])"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            read_until(process, "--name NAME")
+            process.send_signal(signal.SIGTERM)
+            read_until(process, "frozen True")
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
+
 def test_up_takes_queries_over_http(here: Path) -> None:
     (here / "doubler.py").write_text("def double(rows):\n    return rows.sum(axis=1) * 2\n")
     (here / "clipper.toml").write_text(

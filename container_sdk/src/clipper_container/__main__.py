@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -250,6 +251,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         tables = give_tables(model)
         model.load()
+        gc.collect()
+        gc.freeze()  # what is here stays: the searches that come while it serves pass it over
     except Exception as error:
         print(
             f"model '{arguments.name}' failed to load: {explain(error)}\n{user_traceback(error)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import resource
@@ -146,6 +147,8 @@ class Host:
         try:
             for runtime in self._runtimes:
                 runtime.start()
+            gc.collect()
+            gc.freeze()  # what is here stays; models that are loaded later can go
             self._state = "READY"
         except BaseException as error:
             print(f"a runtime of this host does not start:\n{user_traceback(error)}", file=sys.stderr, flush=True)

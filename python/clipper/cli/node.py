@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from clipper.cli.up import managed, on_first_signal, refuse_open
+from clipper.cli.up import managed, on_first_signal, pass_over_in_gc, refuse_open
 from clipper.types import check_name
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any)
     try:
         click.echo(_greeting(server))
         mesh = server.mesh
-        if _ready(mesh, stopping):
+        is_ready = _ready(mesh, stopping)
+        pass_over_in_gc()
+        if is_ready:
             click.echo("ready")
             stopping.wait()
         if not mesh.awaits:

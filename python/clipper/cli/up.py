@@ -1,5 +1,6 @@
 """`clipper up`: a server of what a file declares, until a signal."""
 
+import gc
 import logging
 import signal
 import sys
@@ -72,6 +73,7 @@ def up(
     server.start()
     try:
         on_first_signal(stopping)
+        pass_over_in_gc()
         click.echo(_greeting(server, path, made_up=not loaded.http.admin and not loaded.http.token))
         if follow:
             _follow(server, path, loaded, seen, lambda: load(path, http=http, admin=admin), stopping)
@@ -150,6 +152,12 @@ def _stamp(path: Path | None) -> _Stamp:
 
 def file_or_default(file: Path | None) -> Path | None:
     return file if file is not None else Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+
+
+def pass_over_in_gc() -> None:
+    """What is here now stays: later searches for garbage, which every query waits for, pass it over. For processes of our own."""
+    gc.collect()
+    gc.freeze()
 
 
 def on_first_signal(stopping: threading.Event) -> None:
