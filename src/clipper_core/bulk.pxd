@@ -22,6 +22,7 @@ cdef struct Intake:
     u64 uid, salt
     const Projection* near      # near rows share entries, under a uid of their own; NULL: only equal ones do
     u64 near_uid
+    const u64* marks            # of each row's key; NULL: they are as they are
     const u8* rows
     u64 row_bytes
     Block* block

@@ -2,7 +2,7 @@
 from cpython.exc cimport PyErr_CheckSignals
 from libc.string cimport memcpy, memset
 
-from clipper_core.clock_cache cimport Key, cache_lookup_many, key_of
+from clipper_core.clock_cache cimport Key, cache_lookup_many, key_marked, key_of
 from clipper_core.delivery cimport block_drop, delivery_ring, waiter_enters, waiter_epoch, waiter_leaves
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_has_news, taker_enters, taker_leaves
@@ -47,22 +47,24 @@ cdef u64 piece_cells_of(u64 row_bytes, u64 bytes_max) noexcept nogil:
     return cells
 
 
-cdef Key _key(const Intake* intake, const u8* row) noexcept nogil:
+cdef Key _key(const Intake* intake, u32 i) noexcept nogil:
+    cdef const u8* row = intake.rows + i * intake.row_bytes
     cdef i32[CELLS_MAX] cells
+    cdef Key key
     if intake.near != NULL and projection_cells(intake.near[0], row, cells):
         return key_of(intake.cache, intake.near_uid, intake.salt, cells, 4 * intake.near.count)
-    return key_of(intake.cache, intake.uid, intake.salt, row, intake.row_bytes)
+    key = key_of(intake.cache, intake.uid, intake.salt, row, intake.row_bytes)
+    return key_marked(key, intake.marks[i]) if intake.marks != NULL and intake.marks[i] else key
 
 
 cdef void _look(Intake* intake, Look* look, u32 rows_max) noexcept nogil:
     cdef u32 i
-    cdef const u8* row = intake.rows + intake.at * intake.row_bytes
     look.n = min(min(intake.n - intake.at, rows_max), <u32> LOOK_ROWS)
     memset(look.found, 0, look.n)
     if intake.cache == NULL:
         return
     for i in range(look.n):
-        look.keys[i] = _key(intake, row + i * intake.row_bytes)
+        look.keys[i] = _key(intake, intake.at + i)
     cache_lookup_many(intake.cache, look.keys, look.n, look.values, look.found)
 
 

@@ -19,6 +19,7 @@ cdef class Model(Taking):
     cdef int _give_up(self, Block* block, u32 first, u32 end) except -1
     cdef Key _key(self, const void* row, u64 nbytes, u64 salt, u64 mark) noexcept nogil
     cdef u64 _mark(self, object x, const void* row, u64 nbytes, u64 salt) except? 0
+    cdef object _marks(self, cnp.ndarray rows, u64 salt)
     cdef bint _look_up(self, const void* row, u64 nbytes, u64 salt, u64 mark, Key* key, Value* value) noexcept nogil
     cdef u64 _now_us(self) noexcept nogil
     cdef Status _queue(self, const void* row, u64 nbytes, const Key* key, u64 salt, u64 slo_us, u64 now, Block* block,

@@ -3,6 +3,8 @@ cimport cython
 cimport numpy as cnp
 from libcpp.vector cimport vector
 
+import numpy as np
+
 from clipper_core.bulk cimport Intake, intakes_end, intakes_feed, piece_cells_of, piece_rows_of, wait_for_room
 from clipper_core.clock_cache cimport CacheState, Key, cache_fill, cache_forget, cache_lookup, key_marked, key_of
 from clipper_core.dtype cimport ANY
@@ -123,6 +125,16 @@ cdef class Model(Taking):
             return 0
         key = self._key(row, nbytes, salt, 0)
         return <u64> self.watch(x, key.lo, key.hi) * SPREAD
+
+    cdef object _marks(self, cnp.ndarray rows, u64 salt):
+        """Of each row of an array, u64[n], alike."""
+        cdef u64 i, row_bytes = self.state.spec.row_bytes
+        cdef const u8* row = <const u8*> cnp.PyArray_DATA(rows)
+        cdef cnp.ndarray marks = np.empty(len(rows), np.uint64)
+        cdef u64* to = <u64*> cnp.PyArray_DATA(marks)
+        for i in range(<u64> len(rows)):
+            to[i] = self._mark(rows[i] if self.shape else rows[i, ...], row + i * row_bytes, row_bytes, salt)
+        return marks
 
     def forget(self, u64 lo, u64 hi, u64 generation):
         """Take the prediction out of the cache that a row has under what `watch` gave for it; -> whether it was there."""
@@ -303,6 +315,7 @@ cdef class Model(Taking):
         intake.salt = salt
         intake.near = &self.similar.state if self.near else NULL
         intake.near_uid = near_uid(m.spec.uid)
+        intake.marks = NULL
         intake.rows = <const u8*> cnp.PyArray_DATA(rows)
         intake.row_bytes = m.spec.row_bytes
         intake.block = block
@@ -375,6 +388,9 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     cdef Intake intake
     if n == 0 or n * len(models) > TASKS_MAX:
         raise_for(BAD_INPUT, f"predict_many for {model.name} was given {n or 'no'} rows; at most {TASKS_MAX} tasks make a future")
+    cdef list pieces = [goes_in_pieces(each, n, mixed) for each in models]
+    cdef list marks = [(<Model> each)._marks(checked[j], salt) if pieces[j] and (<Model> each).watch is not None else None
+                       for j, each in enumerate(models)]
     if not slots_claim(model.engine.state.delivery, <u32> (n * len(models)), &block, &slot):
         raise_for(NO_MEMORY, f"no memory for {n * len(models)} predictions")
     if n * len(models) == 1 and finish is None:
@@ -382,9 +398,9 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     future = future_new(model.engine.delivery, block, slot, <u32> (n * len(models)), finish, extra)
     for j in range(len(models)):
         model = models[j]
-        # A piece ends in slots of its own engine, and its rows have keys as they are.
-        if n >= PIECES_FROM and model.state.spec.row_bytes and not mixed and model.watch is None:
+        if pieces[j]:
             model._begin_intake(&intake, checked[j], slo, salt, now, block, slot + j * <u32> n)
+            intake.marks = <const u64*> cnp.PyArray_DATA(marks[j]) if marks[j] is not None else NULL
             intakes.push_back(intake)
             continue
         try:
@@ -397,6 +413,11 @@ def predict_rows(tuple models, rows, slo_us=None, u64 salt=0, finish=None, extra
     if mixed:
         mix(future, models)
     return future
+
+
+cdef bint goes_in_pieces(Model model, u64 n, bint mixed) noexcept:
+    """Whether its rows do, of an array: a piece ends in slots of its own engine."""
+    return n >= PIECES_FROM and model.state.spec.row_bytes != 0 and not mixed
 
 
 cdef bint is_elsewhere(Model model, Model first) except -1:

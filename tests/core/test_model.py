@@ -378,7 +378,7 @@ def test_a_watched_row_is_another_with_another_number(world: World, how: str) ->
         world.serve()
         return int(world.engine.snapshot()["models"][0]["evaluated"])
 
-    once = 0 if how == "put" else 1
+    once = {"put": 0, "an_array": 40}.get(how, 1)  # rows of a piece do not join
     assert [ask(), ask()] == [once, once], "the second time it is there"
     assert watcher.seen[0] == [1, 2]
     assert model.cached([1, 2])[0]
@@ -389,6 +389,35 @@ def test_a_watched_row_is_another_with_another_number(world: World, how: str) ->
     assert model.cached([1, 2])[0]
     assert [model.forget(lo, hi, n) for n in (1, 2, 1, 2, 3)] == [True, True, False, False, False]
     assert not model.cached([1, 2])[0]
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_each_row_of_an_array_has_a_number_of_its_own(world: World, shape: tuple[int, ...]) -> None:
+    """More rows than are looked up together, and than one piece holds."""
+    model, watcher, n = world.model("f64", shape), Numbers(), 2000
+    world.container(model)
+    model.watch = watcher
+    rows = np.arange(n, dtype=np.float64) if not shape else np.arange(2.0 * n).reshape(n, 2)
+    sums = rows if not shape else rows.sum(axis=1)
+
+    def ask() -> int:
+        before = int(world.engine.snapshot()["models"][0]["evaluated"])
+        future = model.predict_many(rows)
+        while not future.done():
+            world.serve()
+        assert future.result().tolist() == sums.tolist()
+        return int(world.engine.snapshot()["models"][0]["evaluated"]) - before
+
+    assert [ask(), ask()] == [n, 0]
+    assert [np.asarray(x).tolist() for x in watcher.seen[:n]] == rows.tolist()
+    keys = list(watcher.numbers)
+    for i in range(0, n, 3):
+        watcher.numbers[keys[i]] = 2
+        assert model.forget(*keys[i], 1)
+    assert [ask(), ask()] == [len(range(0, n, 3)), 0]
+    assert [model.cached(rows[i])[0] for i in (0, 1, 3, n - 1)] == [True] * 4
+    watcher.numbers[keys[1]] = 2
+    assert not model.cached(rows[1])[0]
 
 
 def test_a_late_prediction_is_not_found_under_a_new_number(world: World) -> None:
