@@ -18,7 +18,7 @@ from clipper_core.shard_line cimport (
     shard_answer, take_frames,
 )
 from clipper_core.shard_log cimport Held, ShardLog
-from clipper_core.shard_region cimport is_local, receive_with
+from clipper_core.shard_region cimport calm_loopback, is_local, receive_with
 from clipper_core.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
 
@@ -143,6 +143,7 @@ cdef void _accept(DoorState* s, int listener) noexcept nogil:
         close_fd(fd)
         return
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes))     # of a unix socket it fails, and is not needed
+    calm_loopback(fd)
     if s.unused.size():
         c = s.callers[s.unused.back()]
         s.unused.pop_back()

@@ -20,4 +20,5 @@ cdef extern from "shard_region.hpp" namespace "clipper" nogil:
         void drop() noexcept
         u8* at(u64 offset, u64 n) noexcept      # NULL: not all of it lies inside, or not at the start of a line of 64 bytes
     bint is_local(int fd) noexcept
+    void calm_loopback(int fd) noexcept     # no congestion control between two ends of one host
     ssize_t receive_with(int fd, void* to, size_t n, Region& region) noexcept

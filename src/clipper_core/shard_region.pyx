@@ -1,4 +1,4 @@
-"""See shard_region.hpp. What Python has of it is for tests: `SharedRegion`."""
+"""See shard_region.hpp. What Python has of it is for tests: `SharedRegion`, `calm`."""
 from libc.string cimport memcpy
 from posix.unistd cimport dup
 
@@ -9,6 +9,11 @@ _WHY = {
     REGION_ABSENT: "no descriptor", REGION_UNSEALED: "no memory file whose size is sealed",
     REGION_UNMAPPED: "it cannot be mapped",
 }
+
+
+def calm(int fd):
+    """What a shard does with a connection over TCP: calm_loopback."""
+    calm_loopback(fd)
 
 
 cdef class SharedRegion:

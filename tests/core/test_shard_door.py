@@ -427,6 +427,7 @@ def test_connections_are_closed_at_the_end(shard: Shard, worker: Worker) -> None
 def test_polling_begins_after_a_message_only(tmp_path: Path, spin_us: int) -> None:
     polls = bool(spin_us) and len(os.sched_getaffinity(0)) > 1
     with contextlib.closing(Shard(tmp_path, spin_us=spin_us)) as shard:
+        assert not select.select([shard.door.calls_fd], [], [], 0.05)[0]  # nobody asks anything
         assert shard.door.spells == 0
         worker = Worker(shard)
         with contextlib.closing(worker.socket):

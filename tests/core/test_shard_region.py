@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipper_core.shard_region import SharedRegion
+from clipper_core.shard_region import SharedRegion, calm
 from clipper_core.status import StatusError
 from tests.core.test_shard_door import DIM, DTYPES, HEAD, NOT_ADMITTED, PULL, REFUSED, TOO_LARGE, Shard, Worker
 
@@ -231,3 +231,35 @@ def test_nothing_is_shared_over_tcp(tmp_path: Path) -> None:
         assert (head["kind"], head["rows"]) == (REFUSED, NOT_SHARED)
         worker.socket.close()
         shard.close()
+
+
+def congestion(one: socket.socket) -> str:
+    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"][: 1 + Path("/proc/net/if_inet6").exists()])
+def test_connections_within_a_host_are_calm(host: str) -> None:
+    with (
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door,
+        socket.create_connection(door.getsockname()[:2]) as ours,
+        door.accept()[0] as theirs,
+    ):
+        for one in (ours, theirs):
+            calm(one.fileno())
+            assert congestion(one) == "reno"
+
+
+def test_others_are_as_the_system_has_them() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_connection(door.getsockname(), source_address=("127.0.0.2", 0)) as ours,
+        door.accept()[0] as theirs,
+    ):
+        for one in (ours, theirs):
+            before = congestion(one)
+            calm(one.fileno())
+            assert congestion(one) == before
+    for one in socket.socketpair():
+        with one:
+            calm(one.fileno())  # no TCP
+    calm(-1)

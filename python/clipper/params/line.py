@@ -272,6 +272,9 @@ def connected(address: str, answer_s: float) -> socket.socket:
     try:
         line.settimeout(answer_s)
         line.connect(target)
+        if kind == "tcp" and line.getsockname()[0] == line.getpeername()[0]:  # on one host: as the shard does (calm_loopback)
+            with contextlib.suppress(OSError):
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         line.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own would poll before each read
             line.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6)))
