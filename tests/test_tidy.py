@@ -49,6 +49,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("settings",),
     ("config", "selection", "store", "metrics", "state_dir", "tls"),
     ("catalog_view", "config_schema"),
+    ("catalog_rules",),
     ("catalog",),
     ("serving",),
     ("mesh", "params", "deploy"),

@@ -14,7 +14,6 @@ A record that cannot be read is left out and named in `view.unreadable`; everyth
 
 import contextlib
 import logging
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
@@ -22,9 +21,19 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 import numpy as np
 
+from clipper.catalog_rules import (
+    REPLICAS_MAX,
+    broken_by_retiring,
+    check_replicas,
+    check_settings,
+    check_types,
+    link_replaced,
+    linking_only,
+    ops_of_promotion,
+    put_promoted,
+)
 from clipper.catalog_view import (
     PREFIX,
-    Promoted,
     Rollout,
     View,
     app_key,
@@ -32,7 +41,6 @@ from clipper.catalog_view import (
     encode,
     model_key,
     next_version,
-    promoted_key,
     put_scale,
     rollout_key,
     view_of,
@@ -44,18 +52,16 @@ from clipper.errors import (
     StillLinked,
     StoreConflict,
     StoreError,
-    TypeConflict,
     Unknown,
     UnknownModel,
     UnknownVersion,
 )
 from clipper.store import ABSENT, Compare, Delete, Op, Put, Store, history
-from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name, check_policy
+from clipper.types import ANY, VERSION_MAX, Application, Batching, InputType, Model, VersionedModel, check_name
 
 _GUARD: Final = PREFIX + "guard"
 _TRIES: Final = 1000
 _RETRY_S: Final = 0.5
-REPLICAS_MAX: Final = 1024
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 __all__ = ["REPLICAS_MAX", "Catalog", "View", "plain"]
@@ -133,7 +139,7 @@ class Catalog:
         input = checked(InputType.parse, input)
         if version is not None and not 1 <= version <= VERSION_MAX:
             raise InvalidInput(f"bad version {version!r} of model {name!r}: a version is a whole number from 1.")
-        _check_replicas(name, replicas)
+        check_replicas(name, replicas)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             chosen = next_version(name, keys) if version is None else version
@@ -145,7 +151,7 @@ class Catalog:
                 hint = f"Leave the version out to get {next_version(name, keys)}."
                 raise AlreadyExists(f"model '{model.id}' exists already, and a version never changes.", hint=hint)
             for app in view.linking(model):
-                _check_types(app, model)
+                check_types(app, model)
             return [Put(model_key(model.id), encode(model)), put_scale(model)], model
 
         return self._change("deploy", change)
@@ -160,9 +166,9 @@ class Catalog:
                 self.refuse_existing(stamped.id)
             ops = [Put(model_key(stamped.id), encode(stamped)), put_scale(stamped)]
             if not promote and any(not model.retired_us for model in view.versions.get(stamped.name, ())):
-                return [*ops, _put_promoted(view, view.model(stamped.name).id, stamped.version)], stamped
+                return [*ops, put_promoted(view, view.model(stamped.name).id, stamped.version)], stamped
             for app in view.linking(stamped):
-                _check_types(app, stamped)
+                check_types(app, stamped)
             return ops, stamped
 
         return self._change("deploy", change)
@@ -176,8 +182,8 @@ class Catalog:
     def set_replicas(self, model: VersionedModel | str, replicas: int, replicas_max: int = 0) -> Model:
         """How many containers of this version (the latest, when none is named) there shall be; 0 stops them all. With
         `replicas_max`, so many at least, and up to that as the load asks for."""
-        _check_replicas(str(model), replicas)
-        _check_replicas(str(model), replicas_max)
+        check_replicas(str(model), replicas)
+        check_replicas(str(model), replicas_max)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             scaled = msgspec.structs.replace(view.model(model), replicas=replicas, replicas_max=replicas_max)
@@ -192,7 +198,7 @@ class Catalog:
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
             found = view.model(model)
             retired = msgspec.structs.replace(found, replicas=0, replicas_max=0, retired_us=max(self._wall_us(), 1))
-            broken = {app: links for app in view.applications if (links := _broken_by_retiring(view, app, found))}
+            broken = {app: links for app in view.applications if (links := broken_by_retiring(view, app, found))}
             rolled_out = [one.application for one in view.rollouts.values() if one.is_open and one.model == found.id]
             if rolled_out and not force:
                 hint = f"Abort it first: clipper rollout abort {rolled_out[0]}   Or retire it by force."
@@ -216,7 +222,7 @@ class Catalog:
         if wanted.version is None:
             raise InvalidInput(f"promote '{wanted}': which version?", hint=f"Name it, as in '{wanted}:2'.")
         if application is not None:
-            self._edit("promote", application, lambda app: _linking_only(app, wanted))
+            self._edit("promote", application, lambda app: linking_only(app, wanted))
             return self.view.model(wanted)
 
         def change(view: View, keys: frozenset[str]) -> tuple[Sequence[Op], Model]:
@@ -225,8 +231,8 @@ class Catalog:
                 return [], found
             for app in view.applications.values():
                 if VersionedModel(wanted.name) in app.models:
-                    _check_types(app, found)
-            return [_put_promoted(view, found.id)], found
+                    check_types(app, found)
+            return [put_promoted(view, found.id)], found
 
         return self._change("promote", change)
 
@@ -308,11 +314,11 @@ class Catalog:
             if old is not None and old.is_open:
                 hint = f"Let it end, or: clipper rollout abort {application}"
                 raise AlreadyExists(f"application {application!r} has a rollout under way, of '{old.model}'.", hint=hint)
-            link = _link_replaced(app, found.id)
+            link = link_replaced(app, found.id)
             control = view.model(link).id
             if control == found.id:
                 raise InvalidInput(f"application {application!r} asks '{found.id}' already.", hint="Nothing is to roll out.")
-            _check_types(app, found)
+            check_types(app, found)
             now = self._wall_us()
             new = Rollout(
                 application, found.id, link, control, tuple(stages), hold_s, guard, error_rate, reason="begun", began_us=now,
@@ -336,7 +342,7 @@ class Catalog:
                 return [], old
             new = msgspec.structs.replace(new, stage_us=self._wall_us())
             ops: list[Op] = [Put(rollout_key(application), encode(new))]
-            return [*ops, *(_ops_of_promotion(view, new) if new.state == "promoted" else ())], new
+            return [*ops, *(ops_of_promotion(view, new) if new.state == "promoted" else ())], new
 
         return self._change(verb, change)
 
@@ -371,12 +377,12 @@ class Catalog:
 
     def _check_application(self, view: View, app: Application) -> Application:
         """The application, its input type filled in, if it and its links are sound."""
-        _check_settings(app)
+        check_settings(app)
         for link in app.models:
             model = self.linked(view, link)
             if app.input == ANY:
                 app = msgspec.structs.replace(app, input=model.input)
-            _check_types(app, model)
+            check_types(app, model)
         return app
 
     # -- the store below
@@ -482,83 +488,3 @@ def plain(default: Any) -> Any:
         return default
     allowed = "Use a number, str, bytes, array, or (nested) list."
     raise InvalidInput(f"a {type(default).__name__} cannot be an application's default.", hint=allowed)
-
-
-# -- rules
-
-
-def _put_promoted(view: View, id_: VersionedModel, upto: int = 0) -> Put:
-    version = id_.version or 0
-    highest = max(model.version for model in view.versions[id_.name])
-    return Put(promoted_key(id_.name), encode(Promoted(version, max(highest, upto))))
-
-
-def _link_replaced(app: Application, wanted: VersionedModel) -> VersionedModel:
-    """The one link of the application that has this name, and answers."""
-    mine = [link for link in app.models if link.name == wanted.name]
-    mine = [link for link in mine if app.roles.get(str(link), "primary") == "primary"]
-    if len(mine) != 1:
-        linked = ", ".join(map(str, app.models)) or "none"
-        why = f"links no {wanted.name!r} that answers" if not mine else f"links {len(mine)} versions of {wanted.name!r}"
-        raise UnknownModel(f"application {app.name!r} {why}: '{wanted}' has nothing to take over.", hint=f"Linked: {linked}.")
-    return mine[0]
-
-
-def _ops_of_promotion(view: View, rollout: Rollout) -> list[Op]:
-    """The version becomes what its link means, where that is this application's alone; else the application links it itself."""
-    app, new = view.application(rollout.application), view.model(rollout.model)
-    others = [other.name for other in view.applications.values() if other.name != app.name and rollout.link in other.models]
-    alone = [link for link in app.models if link.name == new.name] == [rollout.link]
-    if rollout.link.version is None and alone and not others:
-        return [] if view.model(rollout.link).id == new.id else [_put_promoted(view, new.id)]
-    return [Put(app_key(app.name), encode(_linking_only(app, new.id)))]
-
-
-def _linking_only(app: Application, wanted: VersionedModel) -> Application:
-    """The application with this version where it had others of the name; their roles go."""
-    mine = [link for link in app.models if link.name == wanted.name]
-    if not mine:
-        linked = ", ".join(map(str, app.models)) or "none"
-        raise UnknownModel(f"application {app.name!r} does not link {wanted.name!r}.", hint=f"Linked: {linked}.")
-    links = dict.fromkeys(wanted if link in mine else link for link in app.models)
-    roles = {name: role for name, role in app.roles.items() if name.partition(":")[0] != wanted.name}
-    return msgspec.structs.replace(app, models=tuple(links), roles=roles)
-
-
-def _check_replicas(name: str, replicas: int) -> None:
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= REPLICAS_MAX:
-        raise InvalidInput(f"replicas={replicas!r} of model {name!r}: 0 to {REPLICAS_MAX} are possible.")
-
-
-def _broken_by_retiring(view: View, name: str, model: Model) -> set[VersionedModel]:
-    """The application's links that would have nothing to ask any more, or something that takes other inputs."""
-    app, latest = view.applications[name], VersionedModel(model.name)
-    left = [other for other in view.versions[model.name] if not other.retired_us and other != model]
-    next_one = view.latest_of(model.name, [other.version for other in left]) if left else 0
-    falls_back = any(other.version == next_one and app.input.agrees_with(other.input) for other in left)
-    return {link for link in app.models if link == model.id or (link == latest and not falls_back)}
-
-
-def _check_settings(app: Application) -> None:
-    if not (_is_number(app.slo_ms) and 0 < app.slo_ms < math.inf):
-        raise InvalidInput(f"slo_ms={app.slo_ms!r} of application {app.name!r}: a time above 0 ms is needed.")
-    if not (_is_number(app.confidence_min) and 0 <= app.confidence_min <= 1):
-        raise InvalidInput(f"confidence_min={app.confidence_min!r} of application {app.name!r}: 0 to 1 is possible.")
-    checked(check_policy, app.policy)
-    if not isinstance(app.decider, str):
-        raise InvalidInput(f"decider={app.decider!r} of application {app.name!r}: a text is needed, as 'majority'.")
-    if len(set(app.models)) != len(app.models):
-        twice = next(link for link in app.models if app.models.count(link) > 1)
-        raise InvalidInput(f"application {app.name!r} links '{twice}' twice.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_types(app: Application, model: Model) -> None:
-    if not app.input.agrees_with(model.input):
-        raise TypeConflict(
-            f"model '{model.id}' takes {model.input}, application {app.name!r} asks with {app.input}.",
-            hint="Link a model with that input, or give the model another name.",
-        )

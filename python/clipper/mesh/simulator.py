@@ -9,12 +9,10 @@ import bisect
 import itertools
 import math
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any
 
 from clipper.errors import ClipperError
 from clipper.mesh import claims, upkeep, vmodels
@@ -22,89 +20,10 @@ from clipper.mesh.records import Fault as LoadFault
 from clipper.mesh.records import MeshModel, Policy, VModel
 from clipper.mesh.simulated import Change, Clock, Mirror, Query, Store, Then
 from clipper.mesh.simulated_node import Node
+from clipper.mesh.simulated_plan import START_MS, WAITS_MS, Fault, FaultKind, Plan, Report, some_faults
 from clipper.mesh.usage import Usage, together
-from clipper.settings.mesh import MeshSettings
 
-START_MS: Final = 1_700_000_000_000
-WAITS_MS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-FaultKind = Literal["kill", "outage", "cut", "split", "slow", "corrupt", "stop"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong, from when, and for how long. kill, stop (graceful), cut (no store), split (nobody): of the node `number`;
-    one that was killed or stopped begins anew afterwards. outage: of the store. slow: loads take ten times as long. corrupt:
-    artifacts of models whose number is `number`, modulo 17."""
-
-    kind: FaultKind
-    at_ms: int
-    for_ms: int
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A world. share: of all models' bytes, that the instances' memory comes to.  rate_per_s: queries of the whole mesh.
-    shared_mirror: all nodes read one."""
-
-    instances: int = 5
-    models: int = 200
-    share: float = 0.3
-    rate_per_s: float = 100.0
-    alpha: float = 1.0
-    seconds: float = 60.0
-    seed: int = 0
-    deadline_ms: int = 10_000
-    service_ms: float = 1.0
-    hop_ms: int = 1
-    commit_ms: int = 3
-    lag_ms: int = 5
-    lease_ms: int = 3000
-    loading_max: int = 4
-    churn_ms: float = 500.0
-    space_ms: int = 5000
-    load_ms: tuple[float, float] = (40.0, 5.0)  # at least, and for each MB
-    typical_bytes: int = 20_000_000
-    pinned: int = 0
-    upkeep: bool = True
-    shared_mirror: bool = False
-    vmodels: int = 0
-    switch_s: float = 0.0
-    faults: tuple[Fault, ...] = ()
-    settings: MeshSettings = field(default_factory=MeshSettings)
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Of one instance."""
-        mean = self.typical_bytes * math.exp(0.5)
-        return max(int(self.share * self.models * mean / self.instances), 20 * self.typical_bytes)
-
-
-@dataclass
-class Report:
-    """What came of it. waits: queries that had to wait for a load, by the bound in ms up to which they did; the last: longer."""
-
-    queries: int = 0
-    hits: int = 0
-    answered: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    waits: list[int] = field(default_factory=lambda: [0] * (len(WAITS_MS) + 1))
-    violations: list[str] = field(default_factory=list)
-    events: int = 0
-
-    @property
-    def hit_ratio(self) -> float:
-        return self.hits / self.queries if self.queries else 0.0
-
-    def wait_ms(self, share: float) -> float:
-        """A bound of the wait of so many of those that waited."""
-        seen, total = 0, sum(self.waits)
-        for bound, count in zip((*WAITS_MS, math.inf), self.waits, strict=True):
-            seen += count
-            if seen >= share * total:
-                return bound
-        return math.inf
+__all__ = ["START_MS", "Fault", "FaultKind", "Plan", "Report", "Simulation", "some_faults"]
 
 
 class Simulation:
@@ -572,14 +491,3 @@ class Simulation:
         for model in self.store.models.values():
             gone = [instance for instance in model.copies if instance not in self.store.instances]
             self.check(not gone, f"{model.id} is said to be in {gone}, which are gone")
-
-
-def some_faults(seed: int, plan: Plan) -> Plan:
-    """The plan with faults of all kinds, by seed."""
-    rng, last = Random(seed), 1000 * plan.seconds
-    kinds: tuple[FaultKind, ...] = ("kill", "outage", "cut", "split", "slow", "corrupt", "stop")
-    faults = tuple(
-        Fault(rng.choice(kinds), int(rng.random() * last), int(rng.uniform(200, last / 3)), rng.randrange(1000))
-        for _ in range(rng.randrange(1, 7))
-    )
-    return replace(plan, faults=faults, seed=seed)
