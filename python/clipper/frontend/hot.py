@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from clipper.catalog import View
-from clipper.frontend.http import Connection, Exchange, Service
+from clipper.frontend.exchange import Exchange
+from clipper.frontend.http import Connection, Service
 from clipper.frontend.messages import Refused, Request, Response, to_json
 from clipper.frontend.node import Node
 from clipper.frontend.rest import old_one, one_predicted

@@ -26,12 +26,10 @@ from typing import Any
 import httptools
 
 from clipper.errors import ClipperError, TooLarge
-from clipper.frontend.bodies import Body
+from clipper.frontend.exchange import Exchange
 from clipper.frontend.exporter import Exporter
 from clipper.frontend.messages import (
-    JSON,
     KNOWN_HEADERS,
-    PROBLEM,
     REPEATED,
     Later,
     Outcome,
@@ -40,14 +38,12 @@ from clipper.frontend.messages import (
     Response,
     Streamed,
     Work,
-    head_of,
     inflate,
     problem,
 )
-from clipper.frontend.spans import told_of
-from clipper.frontend.traces import Trace, begin_trace, log_request
+from clipper.frontend.traces import Trace, begin_trace
 from clipper.metrics.http_counts import HttpCounts
-from clipper.serving.ear import Ear, Future
+from clipper.serving.ear import Ear
 from clipper.settings.http import HttpSettings
 from clipper_core.http_door import Door
 
@@ -113,110 +109,6 @@ class Service:
         self.now_s, self.date = now_s, date
         for connection in tuple(self.connections):
             connection.look(now_s)
-
-
-class Exchange:
-    """A request and the place of its response. Threads: the loop's."""
-
-    __slots__ = ("body", "close", "connection", "data", "head_only", "later", "request", "streamed", "waits_for")
-
-    def __init__(self, connection: "Connection", request: Request, close: bool) -> None:
-        self.connection, self.request, self.close = connection, request, close
-        self.head_only = request.method == "HEAD"
-        self.data: bytes | None = None
-        self.later: Later | None = None
-        self.streamed: Streamed | None = None
-        self.body: Body | None = None
-        self.waits_for = 0
-
-    def settle(self, outcome: Outcome) -> None:
-        if type(outcome) is Response:
-            self.answer(outcome)
-        elif type(outcome) is Later:
-            self.later = outcome
-            if not self.connection.gone:
-                self._wait()
-            else:
-                self.cancel()
-        elif type(outcome) is Streamed:
-            self.answer(outcome)
-        else:
-            assert type(outcome) is Work
-            self.connection.service.run(outcome.run, self)
-
-    def _wait(self, _: Future | None = None) -> None:
-        """Until the last of the futures is done; one after another, as each wait is for all that were done meanwhile."""
-        later = self.later
-        assert later is not None
-        while self.waits_for < len(later.futures):
-            future = later.futures[self.waits_for]
-            self.waits_for += 1
-            if self.connection.service.ear.hear(future, self._wait):
-                return
-        try:
-            self.answer(later.make())
-        except Exception as error:
-            self.fail(error)
-
-    def cancel(self) -> None:
-        if self.later is not None:
-            for future in self.later.futures:
-                future.cancel()
-        elif self.body is not None:
-            self.body.lose()
-
-    def fail(self, error: Exception) -> None:
-        if not isinstance(error, ClipperError):
-            self._log_failure(error)
-        content_type = JSON if self.request.path.startswith(b"/v2") else PROBLEM
-        self.answer(problem(error, self.request.id, content_type))
-
-    def _log_failure(self, error: Exception) -> None:
-        request = self.request
-        about = {"request_id": request.id.decode(), **(request.trace.about() if request.trace else {})}
-        _log.exception("request %s: %s %r", request.id.decode(), request.method, request.path, exc_info=error, extra=about)
-
-    def answer(self, response: Response | Streamed) -> None:
-        connection, request = self.connection, self.request
-        if connection.gone:
-            return
-        service = connection.service
-        if service.draining:
-            self.close = True
-        id = request.given_id or response.id or request.id
-        trace = request.trace
-        own = trace.headers if trace else b""
-        if isinstance(response, Streamed):
-            self._answer_streamed(response, id, own)
-        else:
-            head = head_of(response, id, service.date, self.close, own)
-            self.data = head if self.head_only or response.status == 204 else head + response.body
-        service.counts.count(request.method, request.route, response.status, request.began_ns)
-        if trace is not None and trace.sampled:
-            log_request(trace, request, response, id)
-            if service.exporter is not None:
-                service.exporter.put(told_of(request, response, id))
-        connection.flush()
-
-    def _answer_streamed(self, response: Streamed, id: bytes, trace: bytes) -> None:
-        """The body begins when it is this one's turn."""
-        connection = self.connection
-        chunked = connection.is_chunking
-        self.close = self.close or not chunked
-        self.data = head_of(response, id, connection.service.date, self.close, trace, chunked=chunked)
-        if not self.head_only:
-            self.streamed = response
-            self.body = Body(connection, connection.service.ear, chunked)
-
-    def begin_body(self) -> None:
-        assert self.streamed is not None
-        assert self.body is not None
-        assert self.data is not None
-        self.connection.write_body(self.data)
-        self.data = b""
-        self.body.begin(self.streamed.begin)
-        if self.streamed.endless and self.connection.service.draining:
-            self.body.end()
 
 
 class Connection(asyncio.Protocol):

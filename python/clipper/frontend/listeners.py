@@ -16,9 +16,10 @@ import uvloop
 
 from clipper.clock import wall_time_us
 from clipper.errors import AddressInUse, ConfigError
+from clipper.frontend.exchange import Exchange
 from clipper.frontend.exporter import Exporter
 from clipper.frontend.hot import Hot
-from clipper.frontend.http import Connection, Exchange, Service
+from clipper.frontend.http import Connection, Service
 from clipper.frontend.messages import Outcome, Request
 from clipper.frontend.tls_door import TlsDoor
 from clipper.metrics import HttpCounts, TlsCounts
