@@ -125,6 +125,10 @@ def entered(server: clipper.ClipperServer, id: str) -> list[tuple[str, str]]:
     return [(row["actor"], row["verb"]) for row in rows if any(id in one["key"].split("/") for one in row["changed"])]
 
 
+def leader(server: clipper.ClipperServer) -> str:
+    return f"the mesh (node {server.mesh.instance})"
+
+
 def test_a_rehearsal_changes_nothing_and_a_change_is_entered_as_its_makers(
     server: clipper.ClipperServer, door: MeshClient, folder: str
 ) -> None:
@@ -248,8 +252,15 @@ def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str) 
     client(MESH, "deleteVModel", vModelId="gv", owner="ann")
     assert client(MESH, "getVModelStatus", vModelId="gv").status == 0
     assert client(MESH, "getModelStatus", modelId="g2").status == 0, "no name stands for it any more"
-    client(MESH, "unregisterModel", modelId="g1")
+    bob = Client(server.grpc_address, metadata=[("clipper-actor", "bob")])
+    bob(MESH, "unregisterModel", modelId="g1")
+    bob.channel.close()
     client.channel.close()
+    assert entered(server, "gv") == [
+        ("grpc", "mesh vmodel set"), ("grpc", "mesh vmodel set"), (leader(server), "mesh vmodel switched"),
+        ("grpc", "mesh vmodel delete"),
+    ]  # fmt: skip
+    assert (entered(server, "g1")[0], entered(server, "g1")[-1]) == (("grpc", "mesh register"), ("bob", "mesh unregister"))
 
 
 def test_from_a_shell(server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

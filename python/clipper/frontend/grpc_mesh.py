@@ -18,6 +18,7 @@ from clipper.frontend.grpc_calls import Call, Calls
 from clipper.frontend.protocols import message
 from clipper.mesh.facade import Info, MeshFacade, ModelStatus, VModelStatus
 from clipper.settings.http import is_loopback
+from clipper.store.history import acting
 
 SERVICE: Final = "mmesh.ModelMesh"
 WAITING_MAX: Final = 32  # calls that wait for loads, at once
@@ -26,6 +27,7 @@ _MODEL_STATES: Final = {value.name: value.number for value in _STATUS.DESCRIPTOR
 _VMODEL_STATES: Final = {value.name: value.number for value in _VSTATUS.DESCRIPTOR.enum_types_by_name["VModelStatus"].values}
 
 _S = TypeVar("_S", ModelStatus, VModelStatus)
+_T = TypeVar("_T")
 
 
 class _Unmet(ClipperError):
@@ -52,17 +54,17 @@ class MeshService:
     # -- models
 
     async def register(self, request: Any, call: Call) -> Any:
-        self.check_manages(call)
+        who = self.check_manages(call)
         info = _info(request, "modelInfo")
         if request.sync and not request.loadNow:
             raise InvalidInput("sync goes with loadNow.", hint="Set both, or neither.")
         register, about = self._mesh.register, (request.modelId, info.path, info.type, info.key)
         settings = {"load_now": request.loadNow, "sync": request.sync, "used_ms": request.lastUsedTime}
-        return _told(await self._work(request.sync, lambda: register(*about, **settings)))
+        return _told(await self._work(request.sync, _by(who, lambda: register(*about, **settings))))
 
     async def unregister(self, request: Any, call: Call) -> Any:
-        self.check_manages(call)
-        await self._calls.work(lambda: self._mesh.unregister(request.modelId))
+        who = self.check_manages(call)
+        await self._calls.work(_by(who, lambda: self._mesh.unregister(request.modelId)))
         return message("mmesh.UnregisterModelResponse")()
 
     async def status(self, request: Any, call: Call) -> Any:
@@ -104,7 +106,7 @@ class MeshService:
     # -- v-models
 
     async def set_vmodel(self, request: Any, call: Call) -> Any:
-        self.check_manages(call)
+        who = self.check_manages(call)
         info = _info(request, "modelInfo") if request.HasField("modelInfo") else None
 
         def set_it() -> VModelStatus:
@@ -119,11 +121,11 @@ class MeshService:
             except StoreConflict as error:
                 raise _Unmet(error.message, hint=error.hint) from None
 
-        return await self._told_vmodel(await self._work(request.sync, set_it))
+        return await self._told_vmodel(await self._work(request.sync, _by(who, set_it)))
 
     async def delete_vmodel(self, request: Any, call: Call) -> Any:
         """Another's is left alone, without a word: its clients expect that."""
-        self.check_manages(call)
+        who = self.check_manages(call)
 
         def delete() -> None:
             try:
@@ -131,7 +133,7 @@ class MeshService:
             except Forbidden:
                 return
 
-        await self._calls.work(delete)
+        await self._calls.work(_by(who, delete))
         return message("mmesh.DeleteVModelResponse")()
 
     async def vmodel_status(self, request: Any, call: Call) -> Any:
@@ -152,17 +154,29 @@ class MeshService:
 
     # -- who may
 
-    def check_manages(self, call: Call) -> None:
-        """NotAllowed, Forbidden."""
-        http = self._calls.node.config.http
+    def check_manages(self, call: Call) -> str:
+        """-> who asks, for the history: whose token it is, or as the metadata `clipper-actor` says. NotAllowed, Forbidden."""
+        http, name = self._calls.node.config.http, ""
         if self._tokens is not None:
-            self._tokens.check(call.authorization)
+            name = self._tokens.check(call.authorization)
         elif http.token:
             if not hmac.compare_digest(call.authorization, f"Bearer {http.token}".encode()):
                 raise NotAllowed("management of the mesh needs the token.", hint="Send authorization: Bearer, and http.token.")
         elif not is_loopback(self._calls.node.config.grpc.address.rpartition(":")[0]):
             hint = "Set http.token, and send authorization: Bearer with it."
             raise Forbidden("the mesh is not managed over gRPC from elsewhere without a token.", hint=hint)
+        said = str(call.metadata.get("clipper-actor", ""))[:128]
+        return name or (said if said.isprintable() and said else "grpc")
+
+
+def _by(who: str, run: Callable[[], _T]) -> Callable[[], _T]:
+    """The same, entered in the history as done by `who`."""
+
+    def act() -> _T:
+        with acting(who, ""):
+            return run()
+
+    return act
 
 
 def _tell(tell: Callable[[Any], None], what: Any) -> None:

@@ -38,7 +38,7 @@ class MeshWatch:
     """Threads: the event loop's; and one for each who watches. check: refuses a call that does not manage.
     `close` when no call is under way any more."""
 
-    def __init__(self, calls: Calls, mesh: MeshFacade, check: Callable[[Call], None]) -> None:
+    def __init__(self, calls: Calls, mesh: MeshFacade, check: Callable[[Call], object]) -> None:
         self._calls, self._mesh, self._check = calls, mesh, check
         self._open: set[Watcher] = set()
         self._last_words: set[asyncio.Task[None]] = set()
