@@ -126,6 +126,7 @@ def many(quick: bool, folder: Path) -> list[Row]:
     before = resident_mib()
     with nodes(folder, 1, capacity_mib=4096, loaded_max=warm + warm // 4) as (node,):
         base = resident_mib()
+        gc.freeze()  # as `clipper node` does
         begun = time.perf_counter()
         for i in range(n):
             register(node, folder, f"m{i:05d}")
@@ -144,6 +145,7 @@ def many(quick: bool, folder: Path) -> list[Row]:
         loads = node.mesh.stats()["loads"]
         mixed = _offered(node, rate / 10, seconds, lambda draw, k: np.minimum(draw.zipf(1.3, k) - 1, n - 1))
         missed = node.mesh.stats()["loads"] - loads
+        gc.unfreeze()
     return [
         row("registrations", n / registered_s, "/s", note=f"{n} models"),
         row("memory of a registered model", kept, "KiB", goal=Goal("value_at_most", 1), note=f"beside {base - before:.0f} MiB"),
