@@ -1,9 +1,9 @@
 """Threads that wait in turn: one leads, takes what has come, and does it itself, one after another, as long as it is quick.
 
 When all of them waited in one epoll, each query woke another thread while the last still ran, and both wanted Python's lock: a
-query cost up to 7 switches, and costs 0.4 at most now. Only the leader waits. Before work that may take its time it hands the lead over, to a
-thread that follows or to a new one, so that a slow model does not keep the others waiting; of work that was thought quick and is
-not, a timer takes the lead away. That two lead for a moment is possible, and harmless: each takes other items.
+query cost up to 7 switches, and now 0.4 at most. Only the leader waits. Before work that may take its time it hands the lead
+over, to a thread that follows or to a new one, so that a slow model does not keep the others waiting; of work that was thought
+quick and is not, a timer takes the lead away. That two lead for a moment is possible, and harmless: each takes other items.
 
 Given up: quick models are evaluated one after another, also where there are more cores.
 Source: leader/followers, as in Schmidt et al., Pattern-Oriented Software Architecture 2; the timer as `sysmon` in Go's runtime.
