@@ -32,6 +32,8 @@ class Entering(Parts):
         again, ShuttingDown when the node is closed meanwhile. Once it is in the mesh, this does nothing."""
         if self._late_s is None or self._begun.is_set():
             return
+        if self._stopping:  # its loop may have ended
+            raise ShuttingDown("this node has left the mesh.", hint="Ask another.")
         if self._do(self._enter_late()):
             _log.warning("the mesh: %s is in it, after %.1f s", self.instance, time.monotonic() - self._late_s)
             self.ground.link_again()
