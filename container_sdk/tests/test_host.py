@@ -135,8 +135,6 @@ def test_it_says_who_it_is(node: Node) -> None:
 
 
 def test_python_looks_for_garbage_among_what_came_after_the_start_only(node: Node, listener: fake.Server) -> None:
-    while node.ask("status")["state"] != "READY":
-        pass
     load(node, "p", "models:passed_over")
     peer = serve(node, listener, "p", quiet=True)
     assert answer(peer)[0] > 1000

@@ -147,8 +147,6 @@ class Host:
         try:
             for runtime in self._runtimes:
                 runtime.start()
-            gc.collect()
-            gc.freeze()  # what is here stays; models that are loaded later can go
             self._state = "READY"
         except BaseException as error:
             print(f"a runtime of this host does not start:\n{user_traceback(error)}", file=sys.stderr, flush=True)
@@ -283,6 +281,8 @@ def run(arguments: Namespace, token: str) -> int:
     asked = [runtime.capacity_bytes() for runtime in runtimes]
     capacity = arguments.capacity_mib << 20 or max(asked) or half_of_memory()
     loading = arguments.loading_max or max(2, os.cpu_count() or 1)
+    gc.collect()
+    gc.freeze()  # what is here stays: searches for garbage pass it over. Models, which can go, are loaded later
     host = Host(Channel(sock), runtimes, capacity, loading, arguments.load_s)
     try:
         host.serve(token, arguments.name, stop)
