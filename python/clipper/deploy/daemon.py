@@ -9,6 +9,7 @@ user of its own, whom the socket and the token are opened to: both lie in a fold
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -244,17 +245,26 @@ class Daemon:
         _write(token, spec.token)
         mounts = [Mount(TOKEN_FILE, str(token), type="bind", read_only=True)]
         opened = [token]
+        for place, text in spec.secrets.items():
+            file = self._owner.run / f"secret-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            _write(file, text)
+            mounts.append(Mount(place, str(file), type="bind", read_only=True))
+            opened.append(file)
         if not spec.connect.startswith("unix:"):
+            self._open_to_it(opened)
             network = self._settings.network or "host"
             return spec.connect.replace("tcp:0.0.0.0:", "tcp:127.0.0.1:"), mounts, network
         path = Path(spec.connect.removeprefix("unix:"))
         mounts.append(Mount(SOCKET, str(path), type="bind"))
-        opened.append(path)
-        if os.getuid() == 0 and self._user is None:
-            for file in opened:
-                os.chown(file, -1, USER)
-                os.chmod(file, file.stat().st_mode | (0o060 if file == path else 0o040))
+        self._open_to_it(opened, path)
         return f"unix:{SOCKET}", mounts, self._settings.network or "none"
+
+    def _open_to_it(self, files: Sequence[Path], socket: Path | None = None) -> None:
+        """They are this user's: to the group that containers of an image's own user are of."""
+        if os.getuid() == 0 and self._user is None:
+            for file in (*files, *([socket] if socket else ())):
+                os.chown(file, -1, USER)
+                os.chmod(file, file.stat().st_mode | (0o060 if file == socket else 0o040))
 
     def output(self, container: str, all_of_it: bool) -> Iterator[bytes]:
         """What it has written, or what it writes from now on, in pieces, until it ends."""

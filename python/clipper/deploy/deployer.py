@@ -24,7 +24,7 @@ class ContainerSpec:
     python: the interpreter of the model's environment; clipper-container must be installed there.
     code: directories for the container's sys.path. env: added to the environment.
     deployer: "process", "docker" or "podman"; the rest is for the last two: memory_mib, cpus (0: no limit), gpus ("all", a
-    number, or ids as "0,2"), needs: what goes into its image.
+    number, or ids as "0,2"), needs: what goes into its image, secrets: texts that are mounted, by their paths.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ContainerSpec:
     cpus: float = 0.0
     gpus: str = ""
     needs: Needs | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def options(spec: ContainerSpec) -> list[str]:

@@ -123,7 +123,7 @@ class Deployment:
         """A model of the catalog is served again."""
         self._running.ensure(model)
         try:
-            make_tables(self.tables, model)
+            make_tables(self.tables, model, networked=self._networked)
             self._start_replicas(model)
         except (InvalidInput, TypeConflict, ShardAway) as error:
             self._fail(model.id, str(error))
@@ -176,7 +176,7 @@ class Deployment:
             running = self._running.ensure(record)
         self._building.enter(record.id, STARTING)
         try:
-            make_tables(self.tables, record)
+            make_tables(self.tables, record, networked=self._networked)
             self._start_replicas(record)
             if wait and record.replicas:
                 self._await_replicas(record)
@@ -331,11 +331,25 @@ class Deployment:
         if not python:
             return  # _built() comes back
         alive = {(s.name, s.version, s.replica) for s in self._deployer.list() if s.state not in ("stopped", "failed")}
-        tables = {} if self.tables is None else self.tables.environment(model.tables)
-        spec = dataclasses.replace(self._spec(model), python=python, env={**(_APART if own else {}), **tables})
+        tables, secrets = self._told_of_tables(model)
+        spec = dataclasses.replace(self._spec(model), python=python, env={**(_APART if own else {}), **tables}, secrets=secrets)
         for number in range(model.replicas):
             if (model.name, model.version, number) not in alive:
                 self._deployer.start(spec, number)
+
+    def _told_of_tables(self, model: Model) -> tuple[dict[str, str], dict[str, str]]:
+        """A container's environment, and its secrets."""
+        if self.tables is None:
+            return {}, {}
+        if model.deployer in ENGINES:
+            return self.tables.carried(model.tables) if self._networked else ({}, {})
+        return self.tables.environment(model.tables), {}
+
+    @property
+    def _networked(self) -> bool:
+        """Whether a container of an engine has a network."""
+        network = self.config.docker.network
+        return network != "none" if network else not self._address().startswith("unix:")
 
     def _built(self, model: Model, error: str) -> None:
         """The environment of a version is there, or cannot be."""

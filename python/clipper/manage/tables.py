@@ -86,8 +86,9 @@ def check_read(model: Model, *, has_tables: bool) -> None:
         raise DoesNotFit(f"model '{model.id}' reads tables, and this server has none.", hint=_HINT)
 
 
-def make_tables(tables: "ServedSet | None", model: Model) -> None:
-    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_read and ServedSet.make raise."""
+def make_tables(tables: "ServedSet | None", model: Model, *, networked: bool = False) -> None:
+    """Those that a model declares. Raises DoesNotFit where it cannot have any, what check_read and ServedSet.make raise.
+    networked: containers of an engine share a network with the shards."""
     check_read(model, has_tables=tables is not None)
     if not model.tables:
         return
@@ -95,6 +96,8 @@ def make_tables(tables: "ServedSet | None", model: Model) -> None:
     if tables is None:
         raise DoesNotFit(f"{what}, and this server has none.", hint=_HINT)
     if model.deployer in _ENGINES:
-        hint = "Deploy it with deployer='process'."
-        raise DoesNotFit(f"{what}; a container of {model.deployer} does not reach them.", hint=hint)
+        why = tables.out_of_reach or ("" if networked else "it has no network.")
+        if why:
+            hint = "Set params.address to HOST:PORT, and server.address to tcp://HOST:PORT; or deployer='process'."
+            raise DoesNotFit(f"{what}; a container of {model.deployer} does not reach them: {why}", hint=hint)
     tables.make(f"model '{model.id}'", model.tables)

@@ -13,7 +13,7 @@ from clipper.config import Config
 from clipper.errors import AlreadyExists, ClipperError, ConfigError, InvalidInput, ShardAway, did_you_mean
 from clipper.params.client import Client
 from clipper.params.contexts import UserRows, check_context_table
-from clipper.params.line import addresses_in
+from clipper.params.line import SHARDS_FILE, addresses_in
 from clipper.params.local import LocalSet, snapshot_all, supervisor_of
 from clipper.params.observing import Observer
 from clipper.params.places import told_in
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 PATIENCE_S = 60.0  # for a set that begins, or recovers
 TABLES_ENV = "CLIPPER_TABLES"  # of a container: the folder
 DECLARED_ENV = "CLIPPER_TABLES_DECLARED"  # what the server was told of a model's tables, as JSON
+CARRIED = "/run/secrets/clipper_tables"  # in a container that does not see the folder
 Tables = Mapping[str, Mapping[str, Any]]
 
 
@@ -113,6 +114,24 @@ class ServedSet:
             snapshot_all(addresses, token, self.folder)
         except ClipperError as error:
             _log.warning("no snapshot of the new tables: a shard that is killed before the next one forgets them: %s", error)
+
+    def carried(self, tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
+        """What a container that does not see the folder is told, and what it has to read: (environment, secrets by path). Both
+        empty where it cannot reach the shards."""
+        if self.out_of_reach:
+            return {}, {}
+        addresses, token = addresses_in(self.folder)
+        said = json.dumps({"addresses": addresses, "token": token})
+        return {**self.environment(tables), TABLES_ENV: CARRIED}, {f"{CARRIED}/{SHARDS_FILE}": said}
+
+    @property
+    def out_of_reach(self) -> str:
+        """Why a container that does not see the folder reaches no shard. Empty: it does."""
+        if told_in(self.folder).get("engine"):
+            return "the shards' addresses change with their lives."
+        if not all(address.startswith("tcp:") for address in addresses_in(self.folder)[0]):
+            return "the shards listen at unix sockets."
+        return ""
 
     def environment(self, tables: Tables) -> dict[str, str]:
         """What a container of this host is told. It holds no secret: the folder's files are for its owner."""
