@@ -25,6 +25,7 @@ from clipper.errors import (
 )
 from clipper.manage.client import Client
 from clipper.manage.mesh_client import MeshClient
+from clipper.mesh import vmodels
 from clipper.mesh.records import MeshModel
 from clipper.store.history import actor_here
 from clipper.testing import wait_until
@@ -220,7 +221,7 @@ def test_hits_misses_and_loads_are_counted(server: clipper.ClipperServer, door: 
     assert "c1" not in text, "no series for each model"
 
 
-def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str) -> None:
+def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.frontend.test_grpc import INFERENCE, Client, tensor_of
 
     client = Client(server.grpc_address)
@@ -249,9 +250,10 @@ def test_by_the_names_of_model_mesh(server: clipper.ClipperServer, folder: str) 
         assert np.frombuffer(answer.raw_output_contents[0]).reshape(1, 3).tolist() == expected
         named.channel.close()
     assert client.refused(MESH, "unregisterModel", modelId="g2").code() is grpc.StatusCode.FAILED_PRECONDITION
+    monkeypatch.setattr(vmodels, "LINGER_MS", 0)
     client(MESH, "deleteVModel", vModelId="gv", owner="ann")
     assert client(MESH, "getVModelStatus", vModelId="gv").status == 0
-    assert client(MESH, "getModelStatus", modelId="g2").status == 0, "no name stands for it any more"
+    wait_until(lambda: client(MESH, "getModelStatus", modelId="g2").status == 0)
     bob = Client(server.grpc_address, metadata=[("clipper-actor", "bob")])
     bob(MESH, "unregisterModel", modelId="g1")
     bob.channel.close()

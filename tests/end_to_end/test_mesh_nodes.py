@@ -20,6 +20,8 @@ import pytest
 
 import clipper
 from clipper.errors import StoreError, UnknownModel
+from clipper.mesh import vmodels
+from clipper.mesh.facade import Info
 from clipper.mesh.records import Policy
 from clipper.mesh.registry import now_ms
 from clipper.testing import wait_until
@@ -395,6 +397,29 @@ def test_a_vmodel_is_switched_without_a_lost_query(start: Start, folder: Path) -
     assert not asking.failed
     assert nodes[0].mesh.rollback_vmodel("v").target == "m"
     wait_until(lambda: nodes[0].mesh.vmodel_status("v").active == "m")
+
+
+def test_a_vmodel_whose_models_go_with_it_is_switched_without_a_lost_query(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [start(name) for name in "ab"]
+    wait_until(lambda: len(alive(nodes[0])) == 2 == len(alive(nodes[1])))
+
+    def switch(n: int) -> None:
+        info = Info("models.py:double", key=str(folder))
+        nodes[n % 2].mesh.set_vmodel("v", f"m{n}", model=info, auto_delete=True, sync=True)
+
+    switch(0)
+    wait_until(lambda: nodes[1].mesh.routes.route("v") is not None)
+    with Asking(nodes[0], "v") as one, Asking(nodes[1], "v") as other:
+        for n in range(1, 8):
+            counts = one.count, other.count
+            switch(n)
+            wait_until(lambda counts=counts: one.count > counts[0] + 5 and other.count > counts[1] + 5)
+    assert not one.failed + other.failed
+    monkeypatch.setattr(vmodels, "LINGER_MS", 0)
+    wait_until(lambda: list(nodes[0].mesh.registry.models) == ["m7"])
+    wait_until(lambda: {id for node in nodes for id in node.mesh.local.held} == {"m7"})
 
 
 def test_rows_that_wait_long_for_their_slo_get_a_second_copy(start: Start, folder: Path) -> None:

@@ -236,7 +236,7 @@ def vmodel() -> None:
 @click.argument("target")
 @click.option("--path", default="", help="Make TARGET known by this path; else it is known already.")
 @click.option("--type", "type_", default="", help="Of --path: what opens it.")
-@click.option("--auto-delete", is_flag=True, help="With --path: forget TARGET once no name stands for it.")
+@click.option("--auto-delete", is_flag=True, help="With --path: forget TARGET soon after no name stands for it.")
 @click.option("--update-only", is_flag=True, help="Only if there is such a name.")
 @click.option("--expected", metavar="ID", default="", help="Only if it stands for ID now.")
 @click.option("--load", is_flag=True, help="Load TARGET now, even if the active model is not loaded.")
@@ -273,7 +273,7 @@ def vmodel_set(
 @dry
 @talks
 def vmodel_delete(ask: Asking, id: str, owner: str, dry_run: bool) -> None:
-    """Delete the name ID; models made with --auto-delete that nothing else names go with it.
+    """Delete the name ID; models made with --auto-delete that nothing else names go soon after.
 
     \b
     clipper mesh vmodel delete best

@@ -7,7 +7,7 @@ while it still stands there. Threads: all on the mesh's event loop.
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,7 +19,7 @@ from clipper.mesh.parts import Parts
 from clipper.mesh.records import MeshModel, VModel
 from clipper.mesh.registry import now_ms
 from clipper.mesh.usage import Uses
-from clipper.store import Candidate
+from clipper.store import Candidate, Change
 
 ELECTION: Final = "mesh"
 WAKING_MAX: Final = 1000  # models that one round looks at for proactive loads
@@ -99,7 +99,10 @@ class Leading(Parts):
         if not self.is_leader or self.registry.is_fenced:
             return
         models = self.registry.models
-        every = [(m.id, m) for m in models.values() if m.copies or m.failures or m.policy.copies_min or m.policy.pinned]
+        every = [
+            (m.id, m) for m in models.values()
+            if m.copies or m.failures or m.policy.copies_min or m.policy.pinned or m.auto_delete
+        ]  # fmt: skip
         idle = sorted((m for m in models.values() if not m.copies), key=lambda m: -m.used_ms)[:WAKING_MAX]
         loaded, failing = sum(bool(m.loaded) for _, m in every), sum(bool(m.failures) for _, m in every)
         self.seen = {"loaded_somewhere": loaded, "failing": failing}
@@ -140,6 +143,9 @@ class Leading(Parts):
                 await self.run_away(change, model, lambda record: claims.without_failures(record, now_ms(), self.settings))
             case upkeep.Publish(model, used_ms):
                 await self.run_away(change, model, lambda record: claims.changed(record, used_ms=max(record.used_ms, used_ms)))
+            case upkeep.LetGo(model):
+                if await self.run_away(self.registry.let_go, model):
+                    self.notes.note(model, "unregistered", "no v-model names it any more")
             case upkeep.StepVModel():
                 self.vmodels_moved()
             case upkeep.Broken(key, why):
@@ -179,6 +185,17 @@ class Leading(Parts):
         """One has been set, or may go on: the leader looks until all are settled."""
         if self.is_leader and (self._stepping is None or self._stepping.done()) and not self._stopping:
             self._stepping = self.local.spawn(self._step_vmodels())
+
+    def let_go_later(self, changes: Sequence[Change[VModel]]) -> None:
+        """Of models that were to go with these, where they have: before the reaper comes round."""
+        ids = set[str]().union(*(vmodels.named(change.before) - vmodels.named(change.after) for change in changes))
+        if ids:
+            self._loop.call_later(vmodels.LINGER_MS / 1000, lambda: self.local.spawn(self._let_go(ids)))
+
+    async def _let_go(self, ids: Collection[str]) -> None:
+        for id in ids:
+            if self.is_leader and not self._stopping:
+                await self._act(upkeep.LetGo(id))
 
     async def _step_vmodels(self) -> None:
         loads: dict[str, asyncio.Task[None]] = {}

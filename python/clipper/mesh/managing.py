@@ -222,7 +222,7 @@ class Managing(Parts):
 
     def delete_vmodel(self, id: str, owner: str = "") -> None:
         self._check_open()
-        self.registry.change_vmodel(id, lambda before, read: vmodels.delete(before, read, owner=owner))
+        self.registry.change_vmodel(id, lambda before, read: vmodels.delete(before, read, now_ms(), owner=owner))
 
     def vmodel_status(self, id: str, owner: str = "") -> VModelStatus:
         self._check_open()

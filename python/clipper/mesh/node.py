@@ -443,6 +443,7 @@ class Mesh(Entering, Tending, Managing, Draining):
     def _vmodels_changed(self, changes: Sequence[Change[VModel]]) -> None:
         for change in changes:
             self.follow_vmodel(change.key)
+        self.let_go_later(changes)
         self.vmodels_moved()
 
     def follow_vmodel(self, id: str) -> None:

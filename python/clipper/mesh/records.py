@@ -55,7 +55,7 @@ class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
     type: its runtime, `onnx`, `skops`, `python`, ...  path: of the artifact.  key: what else its runtime needs to open it.
     input, output: types of a row, `any` until a copy has said them.  refs: v-models that name it.  auto_delete: unregister it
-    when refs come to 0.  used_ms: last use, lazily written.  size_bytes: as last measured, 0 while unknown.
+    soon after refs come to 0.  used_ms: last use, lazily written.  size_bytes: as last measured, 0 while unknown.
     """
 
     id: str

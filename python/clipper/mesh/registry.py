@@ -11,9 +11,12 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from clipper.catalog_view import checked
 from clipper.clock import wall_time_us
 from clipper.errors import AlreadyExists, Overloaded, StillLinked, StoreError, UnknownModel
+from clipper.mesh import vmodels
 from clipper.mesh.claims import Refused
 from clipper.mesh.records import INSTANCES, MODELS, VMODELS, Instance, MeshModel, VModel, decode, encode
 from clipper.mesh.vmodels import VChange
@@ -116,7 +119,12 @@ class Registry:
         for _ in range(_TRIES):
             record = self.store.get(MODELS + model.id)
             if record is not None:
-                return _same(decode(record.value, MeshModel), model)
+                known = _same(decode(record.value, MeshModel), model)
+                if not vmodels.is_unnamed(known):
+                    return known
+                if (kept := self._keep(record, known)) is not None:
+                    return kept
+                continue
             if len(self.models) >= self.settings.models_max:
                 hint = "Raise mesh.models_max, or unregister some."
                 raise Overloaded(f"{len(self.models)} models are registered, as many as there may be.", hint=hint)
@@ -131,19 +139,36 @@ class Registry:
 
     def unregister(self, id: str) -> bool:
         """Whether there was one. StillLinked while a v-model names it."""
+        return self._remove(id, self._is_unlinked, "mesh unregister")
+
+    def let_go(self, id: str) -> bool:
+        """Unregister a model that was to go with its last v-model; whether it went."""
+        with history.acting(f"the mesh (node {self._me})", "mesh unregister"):
+            return self._remove(id, lambda model: vmodels.is_left_over(model, now_ms()), "")
+
+    def _is_unlinked(self, model: MeshModel) -> bool:
+        if model.refs:
+            names = sorted(v.id for v in self.vmodels.values() if model.id in (v.active, v.target))
+            which = ", ".join(names[:5]) or "a v-model"
+            raise StillLinked(f"model {model.id!r} is what {which} stands for.", hint="Delete that, or let it stand for another.")
+        return True
+
+    def _remove(self, id: str, may_go: Callable[[MeshModel], bool], verb: str) -> bool:
         for _ in range(_TRIES):
             record = self.store.get(MODELS + id)
-            if record is None:
+            if record is None or not may_go(decode(record.value, MeshModel)):
                 return False
-            if decode(record.value, MeshModel).refs:
-                names = sorted(v.id for v in self.vmodels.values() if id in (v.active, v.target))
-                which = ", ".join(names[:5]) or "a v-model"
-                raise StillLinked(f"model {id!r} is what {which} stands for.", hint="Delete that, or let it stand for another.")
             ops = (Delete(MODELS + id),)
-            entry = self._entry("mesh unregister", ops, {record.key: record})
+            entry = self._entry(verb, ops, {record.key: record})
             if entry is None or self.store.txn((Compare(MODELS + id, record.revision),), (*ops, entry)).ok:
                 return True
         raise _contended(id)
+
+    def _keep(self, record: Record, known: MeshModel) -> MeshModel | None:
+        """Registered by itself, it goes with no v-model any more. None: it has been changed meanwhile."""
+        kept = msgspec.structs.replace(known, auto_delete=False)
+        same = Compare(record.key, record.revision)
+        return kept if history.is_rehearsed() or self.store.txn((same,), (Put(record.key, encode(kept)),)).ok else None
 
     def change(self, id: str, step: Step) -> MeshModel | Refused:
         """`step`, until it was written as the record was when it decided. UnknownModel."""
@@ -201,7 +226,6 @@ class Registry:
 
     def _ops(self, id: str, before: VModel | None, change: VChange) -> list[Put | Delete]:
         ops: list[Put | Delete] = [Put(MODELS + model.id, encode(model)) for model in change.models]
-        ops += [Delete(MODELS + model) for model in change.deleted]
         if change.vmodel is not None and change.vmodel != before:
             ops.append(Put(VMODELS + id, encode(change.vmodel)))
         elif change.vmodel is None and before is not None:

@@ -91,14 +91,21 @@ class Broken:
     why: str
 
 
-Action = Load | Unload | Forget | ExpireFailure | Publish | StepVModel | Broken
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """A model that was to go with its last v-model."""
+
+    model: str
+
+
+Action = Load | Unload | Forget | ExpireFailure | Publish | StepVModel | LetGo | Broken
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What a look sees. me: the instance that looks.  mine: models with a claim or failure of it (janitor), models used since the
-    last look (rates), or all that have copies, failures or policies (reaper); pairs of id and record, None: unreadable.
-    resident: what it really holds, id -> (size, last use).  loading: ids that it is loading or has queued.
+    last look (rates), or all that have copies, failures, policies or auto_delete (reaper); pairs of id and record, None: it
+    cannot be read.  resident: what it really holds, id -> (size, last use).  loading: ids that it is loading or has queued.
     usage: by model.  read: any model's record.  waking: models without copies, most recently used first, for proactive loads."""
 
     me: str
@@ -225,6 +232,9 @@ def _reaped(
 ) -> Iterator[Action]:
     if model is None:
         yield Broken(id, "its record cannot be read")
+        return
+    if vmodels.is_left_over(model, now_ms):
+        yield LetGo(id)
         return
     alive = ids_of(instances)
     for instance, copy in model.copies.items():

@@ -7,7 +7,7 @@ one; its failure leaves the active one in place.
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,11 +29,10 @@ class UnknownVModel(Unknown):
 @dataclass(frozen=True, slots=True)
 class VChange:
     """Records to write together, each if it is still as it was read. vmodel: as it shall be; None: no longer. models: with
-    other counts of references.  deleted: models that nobody names any longer, and that were to go then."""
+    other counts of references."""
 
     vmodel: VModel | None
     models: tuple[MeshModel, ...] = ()
-    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Fail:
 
 VStep = Wait | LoadTarget | Switch | Fail
 Read = Callable[[str], MeshModel | None]
+LINGER_MS: Final = 10_000
 
 
 def named(vmodel: VModel | None) -> frozenset[str]:
@@ -118,7 +118,7 @@ def set_target(
     after = _after(id, before, target, owner, force, share, now_ms, give_up_ms)
     if after == before and not made:
         return VChange(before)
-    return _change(before, after, lambda model: goal if model == target else read(model), made=goal if made else None)
+    return _change(before, after, lambda model: goal if model == target else read(model), now_ms, made=goal if made else None)
 
 
 def _after(
@@ -136,13 +136,13 @@ def _after(
     return changed(before, target=target, share=share, failed=False, why="", force=False, since_ms=now_ms, give_up_ms=give_up_ms)
 
 
-def delete(before: VModel | None, read: Read, *, owner: str = "") -> VChange:
+def delete(before: VModel | None, read: Read, now_ms: int, *, owner: str = "") -> VChange:
     """Take the name away. Nothing, when there is none. Forbidden: another owns it."""
     if before is None:
         return VChange(None)
     if before.owner != owner:
         raise Forbidden(f"v-model {before.id!r} is {before.owner or 'nobody'!r}'s", hint="Its owner can delete it.")
-    return _change(before, None, read)
+    return _change(before, None, read, now_ms)
 
 
 def rollback(before: VModel, read: Read, now_ms: int) -> VChange:
@@ -159,7 +159,7 @@ def switched(before: VModel, read: Read, now_ms: int) -> VChange:
     """The target is the active one. In the transaction that writes it, `step` on what that reads must still say Switch: a copy
     that was loaded when the decision was made may have been evicted since."""
     after = VModel(before.id, before.target, before.target, before.owner, previous=before.active, since_ms=now_ms)
-    return _change(before, after, read)
+    return _change(before, after, read, now_ms)
 
 
 def failed(before: VModel, why: str) -> VChange:
@@ -227,19 +227,27 @@ def changed(vmodel: VModel, **fields: Any) -> VModel:
     return msgspec.structs.replace(vmodel, **fields)
 
 
-def _change(before: VModel | None, after: VModel | None, read: Read, made: MeshModel | None = None) -> VChange:
-    """With the counts of references, and without those models that had only this one and were to go with it."""
+def is_unnamed(model: MeshModel) -> bool:
+    """It is to go, as its last v-model has."""
+    return model.auto_delete and not model.refs
+
+
+def is_left_over(model: MeshModel, now_ms: int) -> bool:
+    """It goes now. Not at once: nodes hear of a switch one after another, and until then they ask it."""
+    return is_unnamed(model) and now_ms - model.used_ms >= LINGER_MS
+
+
+def _change(before: VModel | None, after: VModel | None, read: Read, now_ms: int, made: MeshModel | None = None) -> VChange:
+    """With the counts of references; one that loses its last was in use until now."""
     was, becomes = named(before), named(after)
-    models, deleted = [], []
+    models = []
     for id in sorted(was ^ becomes):
         model = read(id)
         if model is None:
             continue
         refs = max(0, model.refs + (1 if id in becomes else -1))
-        if not refs and model.auto_delete:
-            deleted.append(id)
-        else:
-            models.append(msgspec.structs.replace(model, refs=refs))
+        used_ms = model.used_ms if refs else max(model.used_ms, now_ms)
+        models.append(msgspec.structs.replace(model, refs=refs, used_ms=used_ms))
     if made is not None and all(model.id != made.id for model in models):
         models.append(made)
-    return VChange(after, tuple(models), tuple(deleted))
+    return VChange(after, tuple(models))

@@ -9,7 +9,7 @@ from clipper.catalog import Catalog
 from clipper.errors import AlreadyExists, InvalidInput, Overloaded, StillLinked, StoreConflict, UnknownModel
 from clipper.mesh import claims, vmodels
 from clipper.mesh.records import Instance, MeshModel, VModel
-from clipper.mesh.registry import Registry
+from clipper.mesh.registry import Registry, now_ms
 from clipper.settings.mesh import MeshSettings
 from clipper.store import MemoryStore, history
 from clipper.testing import wait_until
@@ -104,9 +104,31 @@ def test_what_a_vmodel_names_stays(registry: Registry) -> None:
     wait_until(lambda: "v" in registry.vmodels)
     with pytest.raises(StillLinked, match="what v stands for"):
         registry.unregister("m")
-    registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read))
+    registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, 1))
     assert registry.read_vmodel("v") is None
     assert registry.unregister("m")
+
+
+def test_a_model_that_goes_with_its_vmodel_goes_some_time_after_it(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = model("m")
+    registry.change_vmodel("v", lambda before, read: vmodels.set_target("v", before, "m", read, 1, info=info, auto_delete=True))
+    assert not registry.let_go("m")
+    registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, now_ms()))
+    assert not registry.let_go("m")
+    monkeypatch.setattr(vmodels, "LINGER_MS", 0)
+    assert registry.let_go("m")
+    assert registry.read("m") is None
+    assert not registry.let_go("m")
+
+
+def test_a_model_that_is_to_go_and_is_registered_stays(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vmodels, "LINGER_MS", 0)
+    info = model("m")
+    registry.change_vmodel("v", lambda before, read: vmodels.set_target("v", before, "m", read, 1, info=info, auto_delete=True))
+    registry.change_vmodel("v", lambda before, read: vmodels.delete(before, read, 1))
+    assert not registry.register(model("m")).auto_delete
+    assert not registry.let_go("m")
+    assert registry.read("m") is not None
 
 
 def test_a_leader_that_stands_no_more_writes_nothing(registry: Registry, store: MemoryStore) -> None:
@@ -150,7 +172,7 @@ def said(store: MemoryStore) -> list[tuple[str, str, list[str]]]:
 
 
 def deleted(registry: Registry, id: str) -> VModel | None:
-    return registry.change_vmodel(id, lambda before, read: vmodels.delete(before, read))
+    return registry.change_vmodel(id, lambda before, read: vmodels.delete(before, read, 1))
 
 
 def test_each_change_by_management_has_an_entry_and_what_a_node_does_by_itself_has_none(

@@ -7,9 +7,9 @@ import pytest
 
 from clipper.mesh import upkeep
 from clipper.mesh.records import Copy, Failure, Instance, MeshModel, Policy, VModel
-from clipper.mesh.upkeep import Broken, ExpireFailure, Forget, Load, Move, Publish, StepVModel, Unload, View
+from clipper.mesh.upkeep import Broken, ExpireFailure, Forget, LetGo, Load, Move, Publish, StepVModel, Unload, View
 from clipper.mesh.usage import Usage
-from clipper.mesh.vmodels import LoadTarget
+from clipper.mesh.vmodels import LINGER_MS, LoadTarget
 from clipper.settings.mesh import MeshSettings
 
 MIB = 1 << 20
@@ -103,6 +103,13 @@ def test_what_the_dead_left_is_forgotten() -> None:
     assert found == [Forget("gone", "m", "its instance is gone"), ExpireFailure("f", ("gone",))]
     stuck = MeshModel("m", "onnx", copies={"b": Copy(NOW - 121_000)})
     assert upkeep.reaper(look(stuck), NOW, SETTINGS) == [Forget("b", "m", "its load has never ended")]
+
+
+def test_what_was_to_go_with_its_vmodel_goes() -> None:
+    here = msgspec.structs.replace(some("m", "a", auto_delete=True, policy=Policy(copies_min=2)), used_ms=NOW - LINGER_MS)
+    assert upkeep.reaper(look(here), NOW, SETTINGS) == [LetGo("m")]
+    for stays in ({"refs": 1}, {"auto_delete": False}, {"used_ms": NOW - LINGER_MS + 1}):
+        assert LetGo("m") not in upkeep.reaper(look(msgspec.structs.replace(here, **stays)), NOW, SETTINGS)
 
 
 def test_what_a_policy_asks_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 from clipper.errors import AlreadyExists, Forbidden, InvalidInput, StillLinked, UnknownModel
 from clipper.mesh import vmodels
 from clipper.mesh.records import Copy, Failure, MeshModel, Policy, VModel
-from clipper.mesh.vmodels import Fail, LoadTarget, Switch, VChange, VStep, Wait
+from clipper.mesh.vmodels import LINGER_MS, Fail, LoadTarget, Switch, VChange, VStep, Wait
 from clipper.settings.mesh import MeshSettings
 
 NOW = 1_700_000_000_000
@@ -31,8 +31,6 @@ class Registry:
             self.vmodels[id] = change.vmodel
         for model in change.models:
             self.models[model.id] = model
-        for gone in change.deleted:
-            del self.models[gone]
         return change.vmodel
 
     def set(self, id: str, target: str, **options: Any) -> VModel:
@@ -192,8 +190,8 @@ def test_who_may() -> None:
     with pytest.raises(AlreadyExists):
         registry.set("v", "m1", owner="me", info=MeshModel("m1", "skops"))
     with pytest.raises(Forbidden):
-        vmodels.delete(registry.vmodels["v"], registry.models.get, owner="you")
-    assert vmodels.delete(None, registry.models.get) == VChange(None)
+        vmodels.delete(registry.vmodels["v"], registry.models.get, NOW, owner="you")
+    assert vmodels.delete(None, registry.models.get, NOW) == VChange(None)
 
 
 def test_a_target_is_registered_with_it_and_goes_with_it() -> None:
@@ -201,12 +199,17 @@ def test_a_target_is_registered_with_it_and_goes_with_it() -> None:
     registry.set("v", "m1")
     registry.set("v", "m2", info=MeshModel("m2", "onnx"), auto_delete=True)
     assert (registry.models["m2"].refs, registry.models["m2"].auto_delete) == (1, True)
+    assert not vmodels.is_left_over(registry.models["m2"], NOW + 2 * LINGER_MS)
     registry.set("v", "m1")
-    assert "m2" not in registry.models
-    registry.set("v", "m3", info=MeshModel("m3", "onnx"), auto_delete=True)
-    registry.write("v", vmodels.delete(registry.vmodels["v"], registry.models.get))
-    assert set(registry.models) == {"m1"}
-    assert registry.models["m1"].refs == 0
+    left = registry.models["m2"]
+    assert (left.refs, left.used_ms) == (0, NOW)
+    assert [vmodels.is_left_over(left, NOW + late_ms) for late_ms in (0, LINGER_MS - 1, LINGER_MS)] == [False, False, True]
+    assert vmodels.is_unnamed(left)
+    registry.set("v", "m2", info=MeshModel("m2", "onnx"))
+    assert not vmodels.is_unnamed(registry.models["m2"])
+    registry.write("v", vmodels.delete(registry.vmodels["v"], registry.models.get, NOW + 5))
+    assert [id for id, model in registry.models.items() if vmodels.is_left_over(model, NOW + 5 + LINGER_MS)] == ["m2"]
+    assert (registry.models["m1"].refs, registry.models["m1"].used_ms) == (0, NOW + 5)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -215,7 +218,7 @@ def test_references_are_what_the_names_say(seed: int) -> None:
     rng = Random(seed)
     registry = Registry(*(some(f"m{n}") for n in range(6)))
     forever = set(registry.models)
-    for n in range(200):
+    for now in range(NOW, NOW + 200_000, 1000):
         id = f"v{rng.randrange(4)}"
         before = registry.vmodels.get(id)
         kind = rng.random()
@@ -224,19 +227,20 @@ def test_references_are_what_the_names_say(seed: int) -> None:
             info = MeshModel(target, "onnx")
             registry.set(id, target, info=info, auto_delete=True, force=rng.random() < 0.1, share=rng.choice([0, 0, 0.5]))
         elif kind < 0.5 and before:
-            registry.write(id, vmodels.delete(before, registry.models.get))
+            registry.write(id, vmodels.delete(before, registry.models.get, now))
         elif kind < 0.6 and before and (registry.models.get(before.previous) or before.active != before.target):
-            registry.write(id, vmodels.rollback(before, registry.models.get, NOW + n))
+            registry.write(id, vmodels.rollback(before, registry.models.get, now))
         elif before:
             step = next_step(before, registry)
             if isinstance(step, Switch):
                 had = registry.models[before.active].loaded
-                registry.write(id, vmodels.switched(before, registry.models.get, NOW + n))
+                registry.write(id, vmodels.switched(before, registry.models.get, now))
                 assert not had or registry.models[before.target].loaded
             elif isinstance(step, LoadTarget):
                 target_model = registry.models[step.model]
                 more = {i: Copy(1, 2) for i in "abc"[: step.copies]}
                 registry.models[step.model] = msgspec.structs.replace(target_model, copies=more)
+        registry.models = {id: model for id, model in registry.models.items() if not vmodels.is_left_over(model, now)}
         named = [model for vmodel in registry.vmodels.values() for model in vmodels.named(vmodel)]
         assert forever <= set(registry.models)
         for model in registry.models.values():
