@@ -293,11 +293,11 @@ def test_the_least_worthy_goes_where_there_is_no_room(folder: Path) -> None:
         for n in range(4):
             server.register_model(f"m{n}", "models.py:double", key=str(folder))
             ask(server, f"m{n}")
-        assert set(server.mesh.local.held) == {"m2", "m3"}
+        held = set(server.mesh.local.held)  # which of the others, measured load times say, once it is 200 ms old
+        assert ("m3" in held, len(held)) == (True, 2)
         for n in (0, 1, 2, 3, 0):
             assert ask(server, f"m{n}", ROW + n)[0] == 2.0 * n
-        loaded = {s.id for s in server.mesh.models("m") if s.status == "LOADED"}
-        assert loaded == set(server.mesh.local.held)
+        wait_until(lambda: {s.id for s in server.mesh.models("m") if s.status == "LOADED"} == set(server.mesh.local.held))
 
 
 def test_without_a_mesh_there_is_none() -> None:
