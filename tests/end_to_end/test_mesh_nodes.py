@@ -285,7 +285,9 @@ def test_types_go_where_their_labels_are(start: Start, folder: Path) -> None:
     wait_until(lambda: not one.mesh.supply.constraints)
 
 
-def test_what_made_room_here_is_loaded_where_there_is_room(start: Start, folder: Path) -> None:
+def test_what_made_room_here_is_loaded_where_there_is_room(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full, free = (start(name, load_s=1.0, loaded_max=most, reaper_s=600.0) for name, most in (("full", 1), ("free", 100)))
     wait_until(lambda: alive(full) == ["free", "full"] == alive(free))
     for id in ("old", "new"):
@@ -296,7 +298,12 @@ def test_what_made_room_here_is_loaded_where_there_is_room(start: Start, folder:
     hold_back(free, False, full)
     claimed_ms = full.mesh.registry.models.get("old").copies["full"].claimed_ms
     wait_until(lambda: now_ms() - claimed_ms > 2 * 1000 + 100, "it was not just loaded")
-    full.mesh._do(full.mesh.local.load("new", now_ms(), waiting=True))
+    mirror, stale = full.mesh.registry.models, full.mesh.registry.models.get("old")
+    known = mirror.get
+    with monkeypatch.context() as late:  # the mirror has not heard yet that it was released
+        late.setattr(mirror, "get", lambda id: stale if id == "old" else known(id))
+        full.mesh._do(full.mesh.local.load("new", now_ms(), waiting=True))
+        wait_until(lambda: "old" in free.mesh.local.held)
     wait_until(lambda: (holders(full, "new"), holders(full, "old")) == (["full"], ["free"]))
     assert any(decision.what == "wanted elsewhere" for decision in full.mesh.explain("old").history)
     assert ask(full, "old").tolist() == (ROW * 2).tolist()

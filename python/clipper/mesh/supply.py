@@ -223,7 +223,7 @@ class Supply:
         tried = set(exclude)
         async with asyncio.timeout(until_s):
             for attempt in itertools.count():
-                record = await self._read(id, not attempt)
+                record = await self._read(id, not attempt and not exclude)  # what has just left there, the mirror may not know
                 if record is None:
                     raise Elsewhere(f"no model {id!r} is registered")
                 alive = self.registry.alive()
