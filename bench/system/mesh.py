@@ -5,6 +5,7 @@ import ctypes
 import gc
 import resource
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -20,6 +21,7 @@ import uvloop
 import clipper
 from bench.harness import FAILED, Goal, Load, Row, Sample, UnknownRows, absent, open_loop, row
 from bench.system.store_servers import NO_ETCD, etcd
+from clipper.cli.up import keep_pauses_short
 from clipper.load.pace import arrivals, pace
 from clipper.mesh.records import MODELS, MeshModel, decode, encode
 from clipper.serving.ear import Ear
@@ -126,7 +128,8 @@ def many(quick: bool, folder: Path) -> list[Row]:
     before = resident_mib()
     with nodes(folder, 1, capacity_mib=4096, loaded_max=warm + warm // 4) as (node,):
         base = resident_mib()
-        gc.freeze()  # as `clipper node` does
+        switch_s = sys.getswitchinterval()
+        keep_pauses_short()  # as `clipper node` does
         begun = time.perf_counter()
         for i in range(n):
             register(node, folder, f"m{i:05d}")
@@ -146,6 +149,7 @@ def many(quick: bool, folder: Path) -> list[Row]:
         mixed = _offered(node, rate / 10, seconds, lambda draw, k: np.minimum(draw.zipf(1.3, k) - 1, n - 1))
         missed = node.mesh.stats()["loads"] - loads
         gc.unfreeze()
+        sys.setswitchinterval(switch_s)
     return [
         row("registrations", n / registered_s, "/s", note=f"{n} models"),
         row("memory of a registered model", kept, "KiB", goal=Goal("value_at_most", 1), note=f"beside {base - before:.0f} MiB"),

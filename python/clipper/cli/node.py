@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from clipper.cli.up import managed, on_first_signal, pass_over_in_gc, refuse_open
+from clipper.cli.up import keep_pauses_short, managed, on_first_signal, refuse_open
 from clipper.types import check_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def node(file: Path | None, insecure: bool, end_with_parent: bool, **given: Any)
         click.echo(_greeting(server))
         mesh = server.mesh
         is_ready = _ready(mesh, stopping)
-        pass_over_in_gc()
+        keep_pauses_short()
         if is_ready:
             click.echo("ready")
             stopping.wait()
