@@ -150,6 +150,7 @@ def test_unload_ends_a_load_that_runs_and_one_that_waits(node) -> None:
         pass
     unloads = [node.begin("unload", model=name) for name in ("a", "b", "c")]
     again = node.begin("load", model="a", type="echo", path=str(node.folder), timeout_ms=60_000)  # once it is gone
+    node.ask("status")  # requests are taken in turn: those before this one have been
     (node.folder / "go").touch()
     for n in loads:
         with pytest.raises(Refused, match="was unloaded meanwhile"):
