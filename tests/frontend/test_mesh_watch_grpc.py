@@ -23,9 +23,10 @@ from clipper.testing import wait_until
 from tests.frontend.conftest import QUICK
 from tests.frontend.fake_mesh import FakeMesh
 from tests.frontend.test_grpc import Client, details_of
-from tests.frontend.test_mesh_grpc import MESH, ONNX, start
+from tests.frontend.test_mesh_grpc import MESH, ONNX, served, start
 
 WATCH = "clipper.v1.Mesh"
+__all__ = ["served"]
 KINDS = ("KIND_UNSPECIFIED", "PUT", "DELETE", "SYNC", "RESET")
 RECORDS: dict[str, Any] = {
     "model": MeshModel(
@@ -37,15 +38,6 @@ RECORDS: dict[str, Any] = {
         "i", 1 << 40, "unix:/p", "tcp:c:1", "host", ("gpu", "x"), ("onnx",), "z", "v", 1, 2, 3, 4, 5, 6, 7, 8, 9.5, True
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[FakeMesh, Client]]:
-    mesh = FakeMesh()
-    with start(mesh) as server:
-        client = Client(server.grpc_address)
-        yield mesh, client
-        client.channel.close()
 
 
 def watching(client: Client, **more: Any) -> tuple[Any, Iterator[Any]]:
