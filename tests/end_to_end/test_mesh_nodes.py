@@ -179,6 +179,22 @@ def test_many_first_requests_at_once_make_one_copy(start: Start, folder: Path) -
     assert [len(holders(node, id)) for node in nodes for id in ("m", "n")] == [1] * 6
 
 
+def test_node_that_has_not_heard_of_a_holder_makes_no_second_copy(start: Start, folder: Path) -> None:
+    """Mirrors of models and of instances are followed apart: a node may know of a copy before it knows of who holds it."""
+    first, second = start("a", reaper_s=3600.0), start("b", reaper_s=3600.0)
+    register(second, folder)
+    assert ask(second)[0] == 0.0
+    wait_until(lambda: "m" in first.mesh.registry.models and first.mesh.registry.models["m"].loaded)
+    (holder,) = holders(second)
+    late = first if holder == "b" else second
+    late.mesh.registry.instances.close()
+    late.mesh.registry.instances._records.pop(holder)
+    answer = late.predict("m", ROW + 1, slo_ms=500).result(30)
+    assert answer.is_default
+    assert sum(node.mesh.stats()["loads"] for node in (first, second)) == 1
+    assert holders(first if holder == "a" else second) == [holder]
+
+
 def test_what_was_just_registered_elsewhere_is_found(start: Start, folder: Path) -> None:
     one, other = start("a"), start("b")
     for n in range(10):

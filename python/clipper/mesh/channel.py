@@ -22,6 +22,7 @@ from clipper.serving.address import Listener, listen
 
 FRAME_BYTES_MAX: Final = 1 << 20
 HELLO_S: Final = 5.0
+ELSEWHERE: Final = "elsewhere"  # the fault of a refusal that says nothing against who refuses: look at the record again
 REQUESTS_MAX: Final = 65_536  # unanswered, of either side
 _LENGTH_BYTES: Final = 4
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ Serve = Callable[[str, Message], Awaitable[Message]]
 
 
 class Failed(Exception):
-    """The other side says no. fault: `artifact`, `host`, or `none`: it was not tried."""
+    """The other side says no. fault: `artifact`, `host`, or `none` and ELSEWHERE: it was not tried."""
 
     def __init__(self, why: str, fault: str = "host") -> None:
         super().__init__(why)

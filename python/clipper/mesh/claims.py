@@ -109,6 +109,11 @@ def without(model: MeshModel, instance: str) -> MeshModel:
     )
 
 
+def without_gone(model: MeshModel, instance: str, *, alive: Container[object]) -> MeshModel | Refused:
+    """The same, unless the instance lives after all."""
+    return Refused(f"{instance} lives") if instance in alive else without(model, instance)
+
+
 def without_failures(model: MeshModel, now_ms: int, settings: MeshSettings) -> MeshModel:
     """Only the failures that still count."""
     kept = {i: f for i, f in model.failures.items() if failures.forgotten_at(f, settings) > now_ms}

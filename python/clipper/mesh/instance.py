@@ -8,14 +8,14 @@ the mesh's event loop; what waits for the store is run elsewhere.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from clipper.errors import ClipperError, StoreError, UnknownModel
 from clipper.mesh import claims
-from clipper.mesh.channel import Failed, Lost
+from clipper.mesh.channel import ELSEWHERE, Failed, Lost
 from clipper.mesh.hosts import ModelHost
 from clipper.mesh.loads import Load, LoadQueue, LoadTimes
 from clipper.mesh.paging import Refused, Residents
@@ -38,7 +38,7 @@ class Elsewhere(Failed):
     """It is not for this node to load: others hold it, or it may not now. Look at the record again."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(why, "none")
+        super().__init__(why, ELSEWHERE)
 
 
 @dataclass(slots=True)
@@ -219,16 +219,15 @@ class LocalModels:
         if not job.copies:
             return record
         if self._registry.is_fenced:
-            raise Elsewhere(f"{self.me} does not hold its lease")
-        alive = self._registry.alive()
+            raise Failed(f"{self.me} does not hold its lease", "none")
         settings, me = self._settings, self.me
 
-        def step(m: MeshModel) -> MeshModel | claims.Refused:
+        def step(m: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
             if me in m.copies:  # of a load whose end could not be told to the store
                 return m
             return claims.claimed(m, me, now_ms(), alive=alive, copies=job.copies, settings=settings, size_bytes=size)
 
-        found = await self.run(self._registry.change, record.id, step)
+        found = await self.run(self._registry.change_copies, record.id, step)
         if isinstance(found, claims.Refused):
             raise Elsewhere(found.why)
         return found  # type: ignore[no-any-return]

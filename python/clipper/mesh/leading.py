@@ -5,9 +5,10 @@ while it still stands there. Threads: all on the mesh's event loop.
 """
 
 import asyncio
+import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -135,6 +136,10 @@ class Leading(Parts):
             case upkeep.Unload(model, why, _):
                 if local.held.get(model) and not local.is_loading(model):
                     await self._reclaim(model)
+            case upkeep.Forget(instance, model, why, gone) if gone:
+                self.notes.note(model, f"{instance} forgotten", why)
+                forget = functools.partial(claims.without_gone, instance=instance)
+                await self.run_away(self.registry.change_copies, model, lambda record, alive: forget(record, alive=alive))
             case upkeep.Forget(instance, model, why):
                 if instance != self._id or not (model in local.held or local.is_loading(model)):
                     self.notes.note(model, f"{instance} forgotten", why)
@@ -165,14 +170,14 @@ class Leading(Parts):
             self.notes.note(model, "no further copy", str(error))
 
     async def _give_up_spare(self, model: str, why: str) -> None:
-        alive, me = self.registry.alive(), self._id
+        me = self._id
         resident = self.local.residents.get(model)
         used_ms = resident.used_ms if resident else 0
 
-        def step(record: MeshModel) -> MeshModel | claims.Refused:
+        def step(record: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
             return claims.released_if_spare(record, me, alive=alive, keep=max(1, record.policy.copies_min), used_ms=used_ms)
 
-        found = await self.run_away(self.registry.change, model, step)
+        found = await self.run_away(self.registry.change_copies, model, step)
         if not isinstance(found, claims.Refused):
             await self.local.drop(model, why)
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
@@ -471,15 +471,15 @@ class Mesh(Entering, Tending, Managing, Draining):
         resident = self.local.residents.get(id)
         if id not in self.local.held or resident is None:
             return
-        alive, size, me = self.registry.alive(), resident.size_bytes, self._id
+        size, me = resident.size_bytes, self._id
 
-        def step(model: MeshModel) -> MeshModel | claims.Refused:
+        def step(model: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
             copies = max(1, model.policy.copies_min)
             found = claims.claimed(model, me, now_ms(), alive=alive, copies=copies, settings=self.settings, size_bytes=size)
             return found if isinstance(found, claims.Refused) else claims.completed(found, me, now_ms(), size_bytes=size)
 
         try:
-            found = await self.run_away(self.registry.change, id, step)
+            found = await self.run_away(self.registry.change_copies, id, step)
         except ClipperError:
             return
         if isinstance(found, claims.Refused) and id in self.local.held and not found.final:

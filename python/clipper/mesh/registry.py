@@ -8,7 +8,7 @@ store.
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,6 +31,7 @@ _SAME: Final = ("type", "path", "key", "policy")  # what makes two registrations
 _log = logging.getLogger(__name__)
 
 Step = Callable[[MeshModel], MeshModel | Refused]
+CopiesStep = Callable[[MeshModel, Container[object]], MeshModel | Refused]  # with the holders that live
 Decide = Callable[[VModel | None, Callable[[str], MeshModel | None]], VChange]
 
 
@@ -172,6 +173,29 @@ class Registry:
 
     def change(self, id: str, step: Step) -> MeshModel | Refused:
         """`step`, until it was written as the record was when it decided. UnknownModel."""
+        return self._change(id, lambda model: (step(model), ()))
+
+    def change_copies(self, id: str, step: CopiesStep) -> MeshModel | Refused:
+        """As `change`, for a step that depends on which holders of the model live.
+
+        The step is also given the holders that the store has a record of, and its result is written only if this is still so.
+        The mirror of the instances cannot decide it: it may not know yet of a node that has just entered, or has just died.
+        """
+
+        def decide(model: MeshModel) -> tuple[MeshModel | Refused, Sequence[Compare]]:
+            holders = {instance: self.store.get(INSTANCES + instance) for instance in model.copies}
+            alive = frozenset(instance for instance, record in holders.items() if record is not None)
+            guards = [
+                Compare(INSTANCES + instance, record.created_revision if record is not None else ABSENT, "created_revision")
+                for instance, record in holders.items()
+            ]
+            return step(model, alive), guards
+
+        return self._change(id, decide)
+
+    def _change(
+        self, id: str, decide: Callable[[MeshModel], tuple[MeshModel | Refused, Sequence[Compare]]]
+    ) -> MeshModel | Refused:
         known = self.models.record(id)
         for _ in range(_TRIES):
             if known is None:
@@ -179,13 +203,13 @@ class Registry:
             if known is None:
                 raise UnknownModel(f"no model {id!r} is registered.")
             before = decode(known.value, MeshModel)
-            after = step(before)
+            after, guards = decide(before)
             if isinstance(after, Refused) or after is before:  # nothing to write would say that it is old
                 if _is_newest(self.store, known.key, known.revision):
                     return after
                 known = None
                 continue
-            if self.store.txn((Compare(known.key, known.revision),), (Put(known.key, encode(after)),)).ok:
+            if self.store.txn((Compare(known.key, known.revision), *guards), (Put(known.key, encode(after)),)).ok:
                 return after
             known = None
         raise _contended(id)

@@ -15,7 +15,7 @@ from typing import Final
 
 from clipper.errors import ClipperError
 from clipper.mesh import failures, placement
-from clipper.mesh.channel import Failed, Lost
+from clipper.mesh.channel import ELSEWHERE, Failed, Lost
 from clipper.mesh.claims import alive_copies, loaded_copies
 from clipper.mesh.facade import Decision
 from clipper.mesh.instance import Elsewhere, LocalModels
@@ -105,7 +105,7 @@ class Supply:
 
     async def _serve(self, route: Route) -> None:
         attached, pause_s = self._serving[route.id], PAUSE_S_MIN
-        exclude: set[str] = set()
+        exclude: dict[str, bool] = {}  # who cannot; True: it could not be reached
         first = True
         try:
             while not route.served and (first or self._is_wanted(route)):
@@ -119,7 +119,7 @@ class Supply:
                         continue
                 except ClipperError as error:  # the store is away, or something like it
                     route.why = error.message
-                exclude = exclude if pause_s < PAUSE_S_MAX / 4 else set()
+                exclude = exclude if pause_s < PAUSE_S_MAX / 4 else {}
                 await _within(attached.wait(), pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         finally:
@@ -149,7 +149,7 @@ class Supply:
         self._close(route, max(0.05, (failed.retry_ms - now_ms()) / 1000))
         return True
 
-    async def _from_holders(self, route: Route, record: MeshModel, exclude: set[str]) -> bool:
+    async def _from_holders(self, route: Route, record: MeshModel, exclude: dict[str, bool]) -> bool:
         """Have one that holds it, or is about to, serve this server."""
         alive = self.registry.alive()
         holders = [i for i in loaded_copies(record, alive) if i not in exclude]
@@ -161,9 +161,10 @@ class Supply:
                 return True
         return False
 
-    async def _placed(self, route: Route, record: MeshModel, exclude: set[str]) -> bool:
-        """Have it loaded. Those that hold it and do not answer are as good as dead: there may be a copy beside theirs."""
-        unreachable = sum(i in exclude for i in loaded_copies(record, self.registry.alive()))
+    async def _placed(self, route: Route, record: MeshModel, exclude: dict[str, bool]) -> bool:
+        """Have it loaded. Holders that cannot be reached are as good as dead: there may be a copy beside theirs. One that was
+        reached and refused, because it had not claimed it then, counts as any other."""
+        unreachable = sum(exclude.get(i, False) for i in loaded_copies(record, self.registry.alive()))
         choice = self.choose(record, exclude, route.used_ms)
         if isinstance(choice, placement.Refusal):
             newest = max(record.failures.values(), key=lambda failure: failure.time_ms, default=None)
@@ -191,7 +192,7 @@ class Supply:
             used_ms=used_ms,
         )
 
-    async def _lent(self, route: Route, instance: str, exclude: set[str], *, load: bool, copies: int = 1) -> bool:
+    async def _lent(self, route: Route, instance: str, exclude: dict[str, bool], *, load: bool, copies: int = 1) -> bool:
         """Whether that instance serves it here now. If it has no copy: loads one, so that there are at most `copies`."""
         address, token = self._address()
         limit_s = self.settings.load_s + 30.0 if load else 12.0
@@ -203,13 +204,12 @@ class Supply:
             else:
                 asked = {"model": route.id, "address": address, "token": token, "load": load}
                 await self.peers.ask(instance, "lend", limit_s, **asked, used_ms=route.used_ms, copies=copies)
-        except Elsewhere as failure:
-            self.notes.note(route.id, f"not by {instance}", failure.why)
-            return False
         except Failed as failure:
-            exclude.add(instance)
-            route.why = failure.why
             self.notes.note(route.id, f"not by {instance}", failure.why)
+            if failure.fault == ELSEWHERE:
+                return False
+            exclude[instance] = isinstance(failure, Lost) and instance != self.local.me
+            route.why = failure.why
             if load and failure.fault == "host" and not isinstance(failure, Lost):
                 self.quarantine.failed(instance, route.id, "host", now_ms())
             return False
@@ -249,10 +249,10 @@ class Supply:
             else:
                 asked = {"model": record.id, "used_ms": used_ms, "copies": copies}
                 await self.peers.ask(choice.instance, "load", self.settings.load_s + 30.0, **asked)
-        except Elsewhere:
-            return False
         except Failed as failure:
             self.notes.note(record.id, f"not by {choice.instance}", failure.why)
+            if failure.fault == ELSEWHERE:
+                return False
             tried.add(choice.instance)
         return True
 
@@ -262,7 +262,7 @@ class Supply:
         """Have every holder serve it, now that there are more of them."""
         for instance in loaded_copies(record, self.registry.alive()):
             if instance not in lenders:
-                await self._lent(route, instance, set(), load=False)
+                await self._lent(route, instance, {}, load=False)
 
 
 async def _within(waiting: "asyncio.Future[object] | object", timeout_s: float) -> None:

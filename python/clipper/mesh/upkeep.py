@@ -54,11 +54,12 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The registry says that `instance` holds the model; it does not."""
+    """The registry says that `instance` holds the model; it does not. gone: since it is not there, told by the transaction."""
 
     instance: str
     model: str
     why: str
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ def _reaped(
     alive = ids_of(instances)
     for instance, copy in model.copies.items():
         if instance not in alive:
-            yield Forget(instance, id, "its instance is gone")
+            yield Forget(instance, id, "its instance is gone", gone=True)
         elif not copy.loaded_ms and now_ms - copy.claimed_ms > 2 * LOST_LOADS * settings.load_s * 1000:
             yield Forget(instance, id, "its load has never ended")
     gone = tuple(

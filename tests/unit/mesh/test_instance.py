@@ -196,7 +196,7 @@ def test_who_is_fenced_claims_nothing() -> None:
     async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
         assert registry.lease is not None
         registry.lease.lost.set()
-        with pytest.raises(Elsewhere, match="lease"):
+        with pytest.raises(Failed, match="lease"):
             await local.load("m0", 1, waiting=True)
         assert copies(registry, "m0") == {}
 

@@ -1,6 +1,6 @@
 """Records changed by transactions: races have one winner, references are counted, names are of one kind."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -64,6 +64,70 @@ def test_a_refusal_by_an_old_record_is_made_again_by_the_newest(registry: Regist
     found = registry.change("m", lambda m: claims.claimed(m, "b", 2, **claim))  # type: ignore[arg-type]
     assert isinstance(found, MeshModel)
     assert list(found.copies) == ["b"]
+
+
+@pytest.fixture
+def behind(store: MemoryStore, registry: Registry) -> Iterator[Registry]:
+    """The registry of node `a`, which has not heard yet of node `b`, the holder of model `m`."""
+    own = Registry(store, registry.settings)
+    own.enter(Instance("a", 1, "", ""))
+    own.instances.close()
+    registry.enter(Instance("b", 2, "", ""))
+    registry.register(model("m"))
+    registry.change_copies("m", lambda m, alive: claims.claimed(m, "b", 1, alive=alive, copies=1, settings=registry.settings))
+    registry.change("m", lambda m: claims.completed(m, "b", 2, size_bytes=1))
+    wait_until(lambda: own.read("m") == own.models.get("m"))
+    yield own
+    own.leave()
+    own.close()
+
+
+def test_claim_counts_the_copy_of_an_instance_that_this_node_has_not_heard_of(behind: Registry) -> None:
+    assert "b" not in behind.alive()
+    claim = {"copies": 1, "settings": behind.settings}
+    found = behind.change_copies("m", lambda m, alive: claims.claimed(m, "a", 3, alive=alive, **claim))  # type: ignore[arg-type]
+    assert isinstance(found, claims.Refused)
+    record = behind.read("m")
+    assert record is not None
+    assert list(record.copies) == ["b"]
+
+
+def test_copy_of_an_instance_that_lives_is_not_forgotten_by_one_that_has_not_heard_of_it(behind: Registry) -> None:
+    found = behind.change_copies("m", lambda m, alive: claims.without_gone(m, "b", alive=alive))
+    assert isinstance(found, claims.Refused)
+    assert list(behind.read("m").copies) == ["b"]  # type: ignore[union-attr]
+
+
+def test_last_copy_is_kept_when_the_other_holder_is_gone_and_the_mirror_does_not_know(
+    behind: Registry, registry: Registry
+) -> None:
+    claim = {"copies": 2, "settings": behind.settings}
+    behind.change_copies("m", lambda m, alive: claims.claimed(m, "a", 3, alive=alive, **claim))  # type: ignore[arg-type]
+    behind.change("m", lambda m: claims.completed(m, "a", 4, size_bytes=1))
+    wait_until(lambda: "a" in registry.instances and len(registry.models["m"].copies) == 2)
+    registry.instances.close()
+    behind.leave()
+    assert "a" in registry.alive()
+    found = registry.change_copies("m", lambda m, alive: claims.released_if_spare(m, "b", alive=alive, keep=1))
+    assert isinstance(found, claims.Refused)
+
+
+def test_claim_is_decided_again_when_an_instance_enters_meanwhile(store: MemoryStore, registry: Registry) -> None:
+    registry.register(model("m"))
+    registry.change("m", lambda m: claims.changed(m, copies={"b": claims.Copy(1, 2)}))
+    late = Registry(store, registry.settings)
+    seen: list[bool] = []
+
+    def claim(m: MeshModel, alive: Container[object]) -> MeshModel | claims.Refused:
+        seen.append("b" in alive)
+        if len(seen) == 1:
+            late.enter(Instance("b", 2, "", ""))
+        return claims.claimed(m, "a", 3, alive=alive, copies=1, settings=registry.settings)
+
+    assert isinstance(registry.change_copies("m", claim), claims.Refused)
+    assert seen == [False, True]
+    late.leave()
+    late.close()
 
 
 def test_a_model_is_registered_once_and_as_often_as_it_is_the_same(registry: Registry) -> None:

@@ -63,7 +63,7 @@ def test_one_corrupt_entry_does_not_end_the_round() -> None:
     assert found[0] == Broken("x", "its record cannot be read")
     reaped = upkeep.reaper(View("a", NODES, [("x", None), ("bad", bad), ("m", some("m", "gone"))]), NOW, SETTINGS)
     assert reaped[0] == Broken("x", "its record cannot be read")
-    assert reaped[-1] == Forget("gone", "m", "its instance is gone")
+    assert reaped[-1] == Forget("gone", "m", "its instance is gone", gone=True)
 
 
 def test_failures_are_forgotten_in_ten_minutes() -> None:
@@ -100,7 +100,7 @@ def test_more_copies_of_what_is_used_much() -> None:
 def test_what_the_dead_left_is_forgotten() -> None:
     failed = some("f", failures={"gone": Failure(NOW, "x", "host"), "b": Failure(NOW, "x", "host")})
     found = upkeep.reaper(look(some("m", "a", "gone"), failed), NOW, SETTINGS)
-    assert found == [Forget("gone", "m", "its instance is gone"), ExpireFailure("f", ("gone",))]
+    assert found == [Forget("gone", "m", "its instance is gone", gone=True), ExpireFailure("f", ("gone",))]
     stuck = MeshModel("m", "onnx", copies={"b": Copy(NOW - 121_000)})
     assert upkeep.reaper(look(stuck), NOW, SETTINGS) == [Forget("b", "m", "its load has never ended")]
 
