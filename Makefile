@@ -15,7 +15,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test check stress asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE
+.PHONY: help works-with venv build demo test quick test-full check stress asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -34,7 +34,13 @@ demo: .venv/.installed  ## five scikit-learn models in processes of their own; t
 	@$(PY) -m clipper demo $(ARGS)
 
 test: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser .venv/.mlserver  ## all tests (ARGS="-k cache")
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m tests.run --jobs $(JOBS) $(ARGS)
+
+quick: .venv/.installed  ## the tests of the core and of single classes, for the inner loop (ARGS="-k cache")
+	@$(PY) -m tests.run --jobs $(JOBS) tests/core tests/unit $(ARGS)
+
+test-full: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser .venv/.mlserver  ## all tests, statistics at full size
+	@CLIPPER_TESTS=full $(PY) -m tests.run --jobs $(JOBS) $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
 	@failed=; try() { echo "== $$1"; shift; "$$@" || failed=1; }; \
