@@ -22,6 +22,7 @@ import clipper
 from clipper.errors import AlreadyExists, InvalidInput, NotAllowed, StillLinked, UnknownModel
 from clipper.mesh.upkeep import View
 from clipper.testing import wait_until
+from tests.end_to_end.test_hosts import onnx_file
 
 MODELS = """
 import os, pathlib, time
@@ -37,6 +38,10 @@ def pid(rows):
 
 def breaks(rows):
     raise ValueError("no")
+
+def three(rows):
+    assert len(rows[0]) == 3
+    return rows * 2
 """
 QUICK = {"name": "", "publish_s": 0.05, "rate_s": 0.1, "failure_s": 0.5, "tries": 1, "drain_s": 2.0, "lease_s": 60.0}
 ROW = np.arange(3.0)
@@ -111,6 +116,63 @@ def test_the_handle_of_a_model_loads_it_too(server: clipper.ClipperServer, regis
     assert model.predict(ROW, slo_ms=20_000).result(30).tolist() == [0.0, 2.0, 4.0]
     assert model.predict_many(np.stack([ROW, ROW + 1])).result(30)[1].tolist() == [2.0, 4.0, 6.0]
     assert model.cached(ROW)[0]
+
+
+def test_first_query_of_a_wrong_shape_does_not_decide_the_type_of_a_model_that_states_its_own(
+    server: clipper.ClipperServer, tmp_path: Path
+) -> None:
+    server.register_model("typed", onnx_file(tmp_path / "typed.onnx", 1.0))
+    try:
+        wrong = server.predict("typed", np.ones(4), slo_ms=20_000).result(30)
+        assert wrong.is_default
+        assert wrong.reason == "typed: it takes rows of f32[3], not f64[4]"
+        assert ask(server, "typed") == 3.0
+        with pytest.raises(InvalidInput, match=r"f32\[3\]"):
+            server.predict("typed", np.ones(4))
+    finally:
+        server.mesh.unregister("typed")
+
+
+def test_first_query_that_has_no_output_does_not_decide_the_type_of_a_model_that_states_none(
+    server: clipper.ClipperServer, register: Callable[..., str]
+) -> None:
+    id = register("three")
+    assert server.predict(id, np.ones(4), slo_ms=20_000).result(30).is_default
+
+    def is_answered() -> bool:
+        try:
+            return not server.predict(id, ROW, slo_ms=20_000).result(30).is_default
+        except InvalidInput:
+            return False
+
+    wait_until(is_answered)
+    assert ask(server, id, ROW + 1).tolist() == [2.0, 4.0, 6.0]
+    with pytest.raises(InvalidInput):
+        server.predict(id, np.ones(4))
+
+
+@pytest.mark.slow
+def test_cold_query_without_a_deadline_of_its_own_waits_for_the_load(tmp_path: Path) -> None:
+    """The load takes longer than `mesh.deadline_ms`, and it is this load that the query waits for."""
+    gate = tmp_path / "gate"
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(.01)\n"
+    (tmp_path / "late.py").write_text(f"{waits}def f(rows):\n    return rows + 1")
+    settings = {"enabled": True, **QUICK, "deadline_ms": 100.0}
+    with clipper.start(mesh=settings, http="127.0.0.1:0") as server, ThreadPoolExecutor(3) as pool:
+        server.register_model("late", "late.py:f", "python", str(tmp_path), input="f64[3]")
+        tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
+        url = f"http://{server.http_address}/v2/models/late/infer"
+        body = json.dumps({"inputs": [tensor]}).encode()
+        over_http = pool.submit(lambda: json.load(urllib.request.urlopen(urllib.request.Request(url, body))))
+        predicted = server.predict("late", ROW)
+        of_handle = server.model("late").predict(ROW)
+        ended = server.predict("late", ROW, slo_ms=300).result(30)
+        assert ended.is_default
+        assert not over_http.done()
+        gate.touch()
+        assert over_http.result(30)["outputs"][0]["data"] == [2.0, 3.0, 4.0]
+        assert predicted.result(30).output.tolist() == [1.0, 2.0, 3.0]
+        assert of_handle.result(30).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_over_http(folder: Path) -> None:

@@ -462,8 +462,9 @@ class Deployment:
 
     def _seat_of(self, hello: Hello) -> Seat:
         running = self._running.get(hello.id)
-        if running is None and self.mesh is not None and (seat := self.mesh.seat(hello.name, hello.version)) is not None:
-            return seat
+        meshed = self.mesh.seat(hello.name, hello.version, hello.input) if running is None and self.mesh is not None else None
+        if meshed is not None:
+            return meshed
         if running is None:
             running = self._admit(hello)
         elif running.core.describe_input() == "any" and hello.input != "any":

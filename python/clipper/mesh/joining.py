@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from clipper.catalog import Catalog
 from clipper.config import Config
 from clipper.errors import NotAllowed, UnknownModel
@@ -68,10 +70,12 @@ class Ground:
     def batching(self) -> Batching:
         return self._server.config.batching
 
-    def question(self, record: Model, why: Any) -> Question:
+    def question(self, record: Model, why: Any) -> tuple[Question, Question]:
+        settings = self._server.config.mesh
         core = self._running.unlisted(record, min(LANE_ROWS, self._server.config.limits.queue_rows_max))
-        slo_us = int(self._server.config.mesh.deadline_ms * 1000)
-        return self._questions.alone(core, Meshed(record, why), slo_us)
+        slo_us = int(settings.deadline_ms * 1000)
+        question = self._questions.alone(core, Meshed(record, why), slo_us)
+        return question, msgspec.structs.replace(question, slo_us=slo_us + int(settings.load_s * 1e6))
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]:
         return self._containers.of(id)

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
@@ -44,6 +44,7 @@ from clipper.types import VERSION, Batching, Model, VersionedModel
 STORE_THREADS: Final = 4
 RETRY_S: Final = 0.2
 LOOK_S: Final = 0.05  # until a row that was on its way is in its lane
+FOREVER_S: Final = 1e9
 WIDEN_MS: Final = 60_000  # a route that was used so lately is served by new copies at once
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -64,8 +65,9 @@ class Ground(Protocol):
     @property
     def batching(self) -> Batching: ...
 
-    def question(self, record: Model, why: Callable[[], str]) -> Question:
-        """A question to this model alone, with a core model of its own that no list shows. why: it has no replica."""
+    def question(self, record: Model, why: Callable[[], str]) -> tuple[Question, Question]:
+        """A question to this model alone, with a core model of its own that no list shows, and the same for queries that come
+        while it is not loaded, which have more time. why: it has no replica."""
         ...
 
     def replicas(self, id: VersionedModel) -> Sequence[Replica]: ...
@@ -105,7 +107,7 @@ class Mesh(Entering, Tending, Managing, Draining):
         self.store = store
         self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._make_hosts = hosts or _hosts
-        self.routes = Routes(ground.question, self._core_record, self._missed, ground.batching)
+        self.routes = Routes(ground.question, self._core_record, self._missed, ground.batching, replaced=self._replaced)
         self.notes = Notes()
         self.uses = Uses()
         self._pool = ThreadPoolExecutor(STORE_THREADS, "clipper-mesh-store")
@@ -317,9 +319,34 @@ class Mesh(Entering, Tending, Managing, Draining):
 
     # -- replicas
 
-    def seat(self, name: str, version: int) -> Seat | None:
-        """Where a copy that dials in is served; None: it is not of the mesh."""
-        return self.routes.seat(name, version)
+    def seat(self, name: str, version: int, input: str) -> Seat | None:
+        """Where a copy that dials in is served, whose rows are of type `input`; None: it is not of the mesh."""
+        return self.routes.seat(name, version, input)
+
+    def renew_untyped(self, route: Route) -> None:
+        """Of a model whose rows nobody has stated: keep the type of rows that had an output, and forget one that had none.
+
+        So a first query of a wrong shape does not decide which queries are refused from then on.
+        """
+        counts = route.core.engine.model_counts(route.core.index)
+        if counts["evaluated"]:
+            route.type_known = True
+        elif route.served and counts["submitted"] and not counts["in_flight"]:
+            why = f"no output has come of rows of {route.core.describe_input()}"
+            if self.routes.renew(route, route.record.input, why):
+                self._replaced(route)
+                self.local.spawn(self._unlend_all(route.id, frozenset(route.lenders)))
+
+    async def _unlend_all(self, id: str, lenders: Collection[int]) -> None:
+        """Those that served the old queue dial in anew, when the next query comes."""
+        for number in lenders:
+            self.ground.disconnect(VersionedModel(id, MESH_VERSION), number)
+
+    def _replaced(self, route: Route) -> None:
+        """Its model has another queue: who waits in this one is told, and applications take the new one. Threads: any."""
+        self.ground.close(route.question, FOREVER_S)
+        if self.ground.linking(route.id):
+            self._tell(self._link_again)
 
     def came_or_went(self, id: VersionedModel) -> bool:
         """Replicas of it have. False: it is not of the mesh."""

@@ -5,6 +5,7 @@ serve this node. While there is none a query waits in the lane, and the mesh's t
 a dict and three stores; nothing here waits, and a hit takes no lock. Threads: any, but for what says otherwise.
 """
 
+import contextlib
 import threading
 import time
 import weakref
@@ -15,9 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from clipper.clock import wall_time_us
-from clipper.errors import InvalidInput
+from clipper.errors import ClipperError, InvalidInput
 from clipper.serving.containers import Seat
 from clipper.serving.ear import Future
+from clipper.serving.models import row_shape
 from clipper.serving.processor import Question
 from clipper.types import Batching, InputType, Model
 
@@ -26,7 +28,7 @@ ANY: Final = InputType.parse("any")
 ABSENT_MAX: Final = 4096  # names that were asked and do not exist, remembered
 ABSENT_S: Final = 0.25
 UNREGISTERED: Final = "it was unregistered"
-Make = Callable[[Model, Callable[[], str]], Question]
+Make = Callable[[Model, Callable[[], str]], tuple[Question, Question]]
 
 
 class Alias(msgspec.Struct, frozen=True):
@@ -38,13 +40,19 @@ class Alias(msgspec.Struct, frozen=True):
 
 
 class Route:
-    """One model as this node asks it. used_ms: last use, wall clock.  asked: queries since they were last counted.  waited: those
-    of them that came while nobody served it.  served: a replica is attached.  told: the mesh's thread knows that there is none.
-    lenders: numbers of the instances whose copies serve it.  why: it is not served."""
+    """One model as this node asks it.
+
+    question: to a copy that is there.  cold: while there is none; a query of it that states no deadline has the time of a load as
+    well.  used_ms: last use, wall clock.  asked: queries since they were last counted.  waited: those of them that came while
+    nobody served it.  served: a replica is attached.  told: the mesh's thread knows that there is none.
+    lenders: numbers of the instances whose copies serve it.  why: it is not served.  ended: why it was given up.
+    type_known: the type of its rows was registered, or said by a copy, or has had an output; else it is that of the first row.
+    successor: the route that replaced it.
+    """
 
     __slots__ = (
-        "__weakref__", "asked", "core", "id", "lenders", "listed", "question", "record", "served", "told", "touched", "used_ms",
-        "waited", "why",
+        "__weakref__", "asked", "cold", "core", "ended", "id", "lenders", "listed", "question", "record", "served", "successor",
+        "told", "touched", "type_known", "used_ms", "waited", "why",
     )  # fmt: skip
 
     def __init__(self, record: Model, make: "Make", touched: "Touched") -> None:
@@ -54,8 +62,11 @@ class Route:
         self.asked = self.waited = 0
         self.lenders: frozenset[int] = frozenset()
         self.served = self.told = self.listed = False
+        self.successor: Route | None = None
+        self.type_known = record.input.dtype != "any"
+        self.ended = ended = [UNREGISTERED]
         ref = weakref.ref(self)  # no circle of route and question: the core model goes with the last of them
-        self.question = make(record, lambda: UNREGISTERED if (route := ref()) is None else route.reason())
+        self.question, self.cold = make(record, lambda: ended[0] if (route := ref()) is None else route.reason())
         self.core: Any = self.question.cores[record.id]
 
     def reason(self) -> str:
@@ -109,8 +120,11 @@ class MeshedModel:
         self.name = route.id
 
     def predict(self, x: Any, slo_ms: float | None = None, salt: int = 0) -> Future:
-        """-> the Future of its output. slo_ms: a second when not given. Raises InvalidInput, Overloaded."""
+        """-> the Future of its output. slo_ms: when not given, a second, and the time of a load where it has to be loaded first.
+        Raises InvalidInput, Overloaded."""
         self._route.touch()
+        if slo_ms is None and not self._route.served:
+            slo_ms = self._route.cold.slo_us / 1000
         future: Future = self._route.core.predict(x, slo_ms, salt)
         return future
 
@@ -131,8 +145,12 @@ class MeshedModel:
 
 
 class Routes:
-    """make: (record, why it is not served) -> the question of a model, with its core.  find_record: an id's, None when there is
-    none, asked of the store itself when `strong`.  missed: see Touched."""
+    """From names to routes.
+
+    make: (record, why it is not served) -> the question of a model, with its core, and that of one to be loaded first.
+    find_record: an id's, None when there is none, asked of the store itself when `strong`.  missed: see Touched.
+    replaced: told of a route whose model has a new one.
+    """
 
     def __init__(
         self,
@@ -141,8 +159,10 @@ class Routes:
         missed: Callable[[Route], None],
         batching: Batching,
         rng: Random | None = None,
+        replaced: Callable[[Route], None] = lambda _: None,
     ) -> None:
         self._make, self._find_record, self._batching = make, find_record, batching
+        self._replaced = replaced
         self._uniform = (rng or Random()).random
         self._routes: dict[str, Route] = {}
         self._aliases: dict[str, Alias] = {}
@@ -166,7 +186,7 @@ class Routes:
         if route is None:
             return None
         route.touch()
-        return route.question
+        return route.question if route.served else route.cold
 
     def route(self, name: str) -> Route | None:
         route = self._routes.get(name)
@@ -217,6 +237,20 @@ class Routes:
             route.served, route.why = False, UNREGISTERED
         return route
 
+    def renew(self, route: Route, input: InputType, why: str) -> bool:
+        """Give the model a new queue, for rows of another type. False: it has one by now.
+
+        Queries that wait in the old queue are to be ended by the caller, and are told `why`.
+        """
+        record = msgspec.structs.replace(route.record, input=input)
+        with self._guard:
+            if self._routes.get(route.id) is not route:
+                return False
+            new = self._routes[route.id] = Route(record, self._make, self.touched)
+        new.used_ms = route.used_ms
+        route.successor, route.served, route.why, route.ended[0] = new, False, why, why
+        return True
+
     def alias(self, name: str, alias: Alias | None) -> None:
         """What a v-model stands for from now on; None: it is gone."""
         if alias is None:
@@ -234,9 +268,12 @@ class Routes:
 
     # -- replicas, as those who have dialled in
 
-    def seat(self, name: str, version: int) -> Seat | None:
-        """Where a copy of a meshed model is served here; None: it is none of the mesh's. Its types are not compared: hosts
-        convert rows to what their model takes."""
+    def seat(self, name: str, version: int, input: str) -> Seat | None:
+        """Where a copy of a meshed model is served here; None: it is none of the mesh's.
+
+        input: the type of rows that the copy takes. Hosts convert numbers, so that only the shape has to be the same; where the
+        queue was made for rows of another shape, by a first query that nobody could check then, it is replaced.
+        """
         if version != MESH_VERSION:
             return None
         route = self._routes.get(name)
@@ -245,7 +282,23 @@ class Routes:
             if record is None:
                 return None
             route = self.add(record)
+        if not route.type_known and input != "any":
+            route = self._settled(route, InputType.parse(input))
         return Seat(route.core, ANY, ANY, self._batching)
+
+    def _settled(self, route: Route, input: InputType) -> Route:
+        """A copy has said what its rows are."""
+        if route.core.describe_input() == "any":
+            with contextlib.suppress(ClipperError):  # a first row came meanwhile
+                route.core.settle(input.dtype, row_shape(input))
+        queued = InputType.parse(route.core.describe_input())
+        if not is_convertible(queued, input):
+            why = f"it takes rows of {input}, not {queued}"
+            if self.renew(route, input, why):
+                self._replaced(route)
+            route = self._routes.get(route.id, route)
+        route.type_known = True
+        return route
 
     def came_or_went(self, name: str, lenders: Iterable[int]) -> Route | None:
         """These serve it now. -> its route, if it has one."""
@@ -256,6 +309,14 @@ class Routes:
             if not route.served:
                 route.told = False
         return route
+
+
+def is_convertible(queued: InputType, taken: InputType) -> bool:
+    """Whether a host that takes rows of one type can be sent rows of the other."""
+    if "any" in (queued.dtype, taken.dtype) or queued == taken:
+        return True
+    texts = {"str", "bytes"} & {queued.dtype, taken.dtype}
+    return not texts and (queued.variable or taken.variable or queued.shape == taken.shape)
 
 
 def core_record(id: str, input: str, output: str) -> Model:

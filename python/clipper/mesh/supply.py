@@ -111,6 +111,7 @@ class Supply:
             while not route.served and (first or self._is_wanted(route)):
                 record = await self._read(route.id, first)
                 first = False
+                route = route.successor or route  # one more, should it be replaced again, in the next round
                 if record is None or self._has_failed(route, record):
                     return
                 try:
@@ -124,6 +125,7 @@ class Supply:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         finally:
             del self._serving[route.id]
+            route = route.successor or route
             route.told = route.id in self._closed
 
     def _is_wanted(self, route: Route) -> bool:

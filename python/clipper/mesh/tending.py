@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from clipper.mesh.leading import Leading
 from clipper.mesh.placement import Constraint
 from clipper.mesh.records import Instance
 from clipper.mesh.registry import now_ms
+from clipper.mesh.routing import Route
 
 DIGEST_S: Final = 1.0
 DIGEST_MODELS: Final = 5000  # in one message
@@ -63,6 +65,8 @@ class Tending(Leading):
         """Queries that came in here since: to those whose copies answered them."""
         digests: dict[int, list[list[Any]]] = defaultdict(list)
         for route, asked in self.routes.touched.take():
+            if not route.type_known:
+                self.renew_untyped(route)
             lenders = route.lenders
             waited, route.waited = min(route.waited, asked), 0
             self.local.counts.asked(asked - waited, waited)
@@ -89,6 +93,9 @@ class Tending(Leading):
             self.local.residents.touch(str(id), at_ms, int(count))
             waited_ms = count * float(queue_ms[0]) if queue_ms else 0.0  # a node of an older version says nothing of it
             self.uses.note(str(id), at_ms, int(count), waited_ms)
+
+    @abstractmethod
+    def renew_untyped(self, route: Route) -> None: ...
 
     # -- this node's record and lease
 

@@ -33,7 +33,9 @@ class MeshSettings(msgspec.Struct, frozen=True):
     enter_s: Annotated[
         float, about("a node whose store is away at its start waits so long for it; 0: it ends", "s", ge=0, le=2_592_000)
     ] = 3600.0
-    deadline_ms: Annotated[float, about("of a query that states none", "ms", ge=1, le=86_400_000)] = 1000.0
+    deadline_ms: Annotated[
+        float, about("of a query that states none; load_s longer while its model is not loaded", "ms", ge=1, le=86_400_000)
+    ] = 1000.0
     rate_per_copy: Annotated[int, about("queries a minute of one copy, beyond which another is loaded", ge=10, le=1 << 30)] = 2000
     rate_s: Annotated[float, about("between two looks at rates", "s", ge=0.05, le=3600)] = 10.0
     janitor_s: Annotated[float, about("between two comparisons of this node with the registry", "s", ge=0.05, le=86_400)] = 360.0

@@ -4,8 +4,10 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from clipper.mesh.routing import ABSENT_MAX, Alias, Route, Routes, core_record
-from clipper.types import Batching, Model
+import pytest
+
+from clipper.mesh.routing import ABSENT_MAX, Alias, Route, Routes, core_record, is_convertible
+from clipper.types import Batching, InputType, Model
 
 
 def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[str], list[tuple[str, bool]]]:
@@ -13,7 +15,8 @@ def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[
     looked: list[tuple[str, bool]] = []
 
     def make(record: Model, why: Any) -> Any:
-        return SimpleNamespace(cores={record.id: SimpleNamespace(waiting=0)}, why=why)
+        cores = {record.id: SimpleNamespace(waiting=0)}
+        return SimpleNamespace(cores=cores, why=why), SimpleNamespace(cores=cores, why=why, slo_us=31e6)
 
     def find(id: str, strong: bool) -> Model | None:
         looked.append((id, strong))
@@ -38,6 +41,13 @@ def test_a_miss_is_told_once_until_it_was_served() -> None:
     found.came_or_went("m", [])
     found.question("m")
     assert missed == ["m", "m"]
+
+
+def test_query_that_has_to_wait_for_a_load_gets_the_time_for_it() -> None:
+    found, _, _ = routes("m")
+    assert found.question("m") is found.get("m").cold  # type: ignore[union-attr]
+    found.came_or_went("m", [1])
+    assert found.question("m") is found.get("m").question  # type: ignore[union-attr]
 
 
 def test_uses_are_counted_and_those_that_waited() -> None:
@@ -90,9 +100,9 @@ def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
 
 def test_a_seat_is_for_models_of_the_mesh() -> None:
     found, missed, _ = routes("m")
-    assert found.seat("m", 1) is not None
-    assert found.seat("m", 2) is None
-    assert found.seat("nobody", 1) is None
+    assert found.seat("m", 1, "any") is not None
+    assert found.seat("m", 2, "any") is None
+    assert found.seat("nobody", 1, "any") is None
     assert not missed
 
 
@@ -102,3 +112,20 @@ def test_what_was_unregistered_is_found_no_more() -> None:
     assert found.forget("m") is first
     assert found.forget("m") is None
     assert found.route("m") is not first
+
+
+@pytest.mark.parametrize(
+    ("queued", "taken", "fits"),
+    [
+        ("f64[3]", "f32[3]", True),
+        ("i32[3]", "f32[3]", True),
+        ("f64[4]", "f32[3]", False),
+        ("f64[3,1]", "f32[3]", False),
+        ("f64[*]", "f32[3]", True),
+        ("str", "f32[3]", False),
+        ("f64[3]", "bytes", False),
+        ("f64[4]", "any", True),
+    ],
+)
+def test_rows_can_be_sent_to_a_host_that_takes_the_same_shape(queued: str, taken: str, fits: bool) -> None:
+    assert is_convertible(InputType.parse(queued), InputType.parse(taken)) == fits
