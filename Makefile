@@ -9,7 +9,6 @@ NAME ?= engine
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
-SOURCES := setup.py $(wildcard src/clipper_core/*.pyx src/clipper_core/*.pxd src/clipper_core/*.hpp)
 
 export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -28,9 +27,9 @@ help:  ## list the targets
 
 venv: .venv/.installed  ## .venv with the compiled core, this project and its tools
 
-build: .venv/.core  ## compile the core in place
+build: .venv/.run  ## compile the core in place: only what changed
 
-demo: .venv/.installed  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
+demo: .venv/.run  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
 test: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser .venv/.mlserver  ## all tests (ARGS="-k cache")
@@ -83,8 +82,8 @@ docs: .venv/.installed  ## every key, error, verb and frame has its place in doc
 	@$(PY) -m pytest -q tests/test_docs.py
 
 clean:  ## what was built, but not .venv
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .venv/.core .venv/.core-build
-	rm -f src/clipper_core/*.cpp src/clipper_core/*.so src/clipper_core/*.html
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -f src/clipper_core/*.so src/clipper_core/*.html
 	find bench python src tests container_sdk -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## .venv too
@@ -102,11 +101,8 @@ SANITIZER_OPTIONS = PYTHONMALLOC=malloc UBSAN_OPTIONS=print_stacktrace=1:halt_on
 define sanitize
 lib=$$(g++ -print-file-name=lib$(1).so); \
 test "$${lib#/}" != "$$lib" || { echo "skipped: g++ has no lib$(1).so; apt-get install lib$(1)8 or its like"; exit 0; }; \
-mkdir -p build/$(1)/clipper_core && cp src/clipper_core/__init__.py build/$(1)/clipper_core/ && rm -f build/$(1)-report.* && \
-echo "building the core, $(1): about 1 min the first time" && \
-{ CLIPPER_BUILD=$(1) $(PY) setup.py --quiet build_ext --parallel $(JOBS) --build-lib build/$(1) --build-temp build/$(1)-objects \
-  >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }; } && \
-failed=0; env $(SANITIZER_OPTIONS) PYTHONPATH=$(CURDIR)/build/$(1) LD_PRELOAD="$$lib $$(g++ -print-file-name=libstdc++.so.6)" \
+rm -f build/$(1)-report.* && $(PY) tools/build_core.py --variant $(1) --out build/$(1)/package --jobs $(JOBS) && \
+failed=0; env $(SANITIZER_OPTIONS) PYTHONPATH=$(CURDIR)/build/$(1)/package LD_PRELOAD="$$lib $$(g++ -print-file-name=libstdc++.so.6)" \
   $(PY) -m pytest -q $(2) $(3) $(ARGS) || failed=$$?; \
 cat build/$(1)-report.* 2>/dev/null && failed=66; exit $$failed
 endef
@@ -204,34 +200,20 @@ works-with: .venv/.installed .venv/.servers .venv/.clients .venv/.works-with  ##
 	  || echo "perf_analyzer could not be installed: its row says so"
 	@touch $@
 
-# -- the way there: four stamps in .venv, so that a repeat costs nothing and a change costs what it must
+# -- the environment: tools/environment.py says what it does and how long it will take, and does nothing where nothing changed.
+#    The stamps are for the targets that need it; they keep their times.
 
-.venv/.made:
+.venv/.installed: FORCE
 	@test -n "$(PYTHON)" || { echo "no Python found. apt-get install python3 python3-venv, or make PYTHON=/path/to/python"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "$(PYTHON) is older than 3.11. make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "making .venv with $$($(PYTHON) -V)"
-	@$(PYTHON) -m venv .venv || { echo "python -m venv failed. apt-get install python3-venv"; exit 1; }
-	@touch $@
+	@$(PYTHON) tools/environment.py develop
+	@test -e $@ || touch $@
 
-.venv/.tools: .venv/.made pyproject.toml
-	@echo "installing what the build needs (about 20 s)"
-	@$(PIP) --upgrade pip
-	@$(PIP) $$($(PY) -c 'import tomllib; print(*(f"\"{r}\"" for r in tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]))' | tr -d '"')
-	@touch $@
+.venv/.run: FORCE
+	@test -n "$(PYTHON)" || { echo "no Python found. apt-get install python3 python3-venv, or make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) tools/environment.py run
+	@test -e $@ || touch $@
 
-# The recorded build changes when CLIPPER_BUILD does; then every module is compiled anew.
-.venv/.core-build: FORCE | .venv/.tools
-	@test "$$(cat $@ 2>/dev/null)" = "$(CLIPPER_BUILD)" || { rm -f src/clipper_core/*.so src/clipper_core/*.cpp; echo "$(CLIPPER_BUILD)" > $@; }
-
-.venv/.core: .venv/.tools .venv/.core-build $(SOURCES)
-	@command -v g++ >/dev/null || { echo "no g++: the core cannot be compiled. apt-get install g++"; exit 1; }
-	@$(PY) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
-	  || { echo "no Python.h: the core cannot be compiled. apt-get install python3-dev (or python3.11-dev)"; exit 1; }
-	@echo "building the core, $(CLIPPER_BUILD): about 1 min the first time"
-	@mkdir -p build
-	@$(PY) setup.py --quiet build_ext --inplace --parallel $(JOBS) >build/core.log 2>&1 || { cat build/core.log; exit 1; }
-	@grep -A 5 "warning:" build/core.log || true
+.venv/.made: | .venv/.run
 	@touch $@
 
 # The libraries that benchmarks compare with. Without them the rows say "not installed"; nothing else needs them.
@@ -239,10 +221,3 @@ works-with: .venv/.installed .venv/.servers .venv/.clients .venv/.works-with  ##
 	@echo "installing what the benchmarks compare with (about 15 s)"
 	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"])') \
 	  && touch $@ || echo "not all of them could be installed: their rows will say so"
-
-.venv/.installed: pyproject.toml container_sdk/pyproject.toml .venv/.core
-	@test pyproject.toml -ot $@ && test container_sdk/pyproject.toml -ot $@ || { \
-	  echo "installing clipper and what its tests and demo need (about 30 s)"; \
-	  $(PIP) --no-build-isolation -e ./container_sdk && \
-	  $(PIP) --no-build-isolation -e '.[demo,plot,test,check,bench]'; }
-	@touch $@

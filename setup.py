@@ -1,52 +1,61 @@
-"""Builds the compiled core: one extension per module of src/clipper_core. CLIPPER_BUILD=release|debug|tsan|asan|coverage."""
+"""Build the wheel. tools/build_core.py compiles the core.
+
+CLIPPER_CORE=prebuilt takes the modules that are compiled in place and compiles nothing.
+CLIPPER_CORE=none leaves the compiled modules out: what the Makefile installs is editable, with the core compiled in place.
+"""
 
 import os
-from glob import glob
+import shutil
+import sys
+from pathlib import Path
 
-import numpy
-from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-BUILD = os.environ.get("CLIPPER_BUILD", "release")
-QUIET = ("unused-parameter", "missing-field-initializers", "cast-function-type", "sign-compare")  # Cython's own code
-WARNINGS = ["-Wall", "-Wextra", *(f"-Wno-{name}" for name in QUIET)]
-FLAGS = {
-    "release": ["-O2", "-mavx2", "-mbmi2"] if os.uname().machine == "x86_64" else ["-O2"],
-    "debug": ["-O0", "-g", "-fno-omit-frame-pointer"],
-    "tsan": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=thread"],
-    "asan": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
-    "coverage": ["-O0", "-g", "--coverage"],
-}[BUILD]
-CHECKED = BUILD in ("debug", "asan")
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
 
-core = Extension(
-    "clipper_core.*",
-    ["src/clipper_core/*.pyx"],
-    language="c++",
-    depends=glob("src/clipper_core/*.hpp"),
-    include_dirs=["src/clipper_core", numpy.get_include()],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-    extra_compile_args=["-std=c++17", "-fno-math-errno", *WARNINGS, *FLAGS],
-    extra_link_args=[flag for flag in FLAGS if flag.startswith(("-fsanitize", "--coverage"))],
-)
+import build_core  # noqa: E402
 
-setup(
-    ext_modules=cythonize(
-        core,
-        include_path=["src"],
-        build_dir=None if BUILD == "release" else f"build/{BUILD}-cpp",  # what is generated differs: it must not be mistaken
-        nthreads=os.cpu_count() or 1,
-        compiler_directives={
-            "language_level": "3",
-            "freethreading_compatible": True,
-            "auto_pickle": False,
-            "embedsignature": True,
-            "embedsignature.format": "python",
-            "binding": True,
-            "boundscheck": CHECKED,
-            "wraparound": CHECKED,
-            "cdivision": True,
-            "initializedcheck": False,
-        },
-    )
-)
+CORE = os.environ.get("CLIPPER_CORE", "compile")
+if CORE not in ("compile", "prebuilt", "none"):
+    raise SystemExit(f"CLIPPER_CORE={CORE} is not known. It is compile (the default), prebuilt or none.")
+
+
+class BuildCore(build_ext):
+    """Let tools/build_core.py compile the core, in place for editable installs and for `build_ext --inplace`."""
+
+    def run(self) -> None:
+        if CORE == "none":
+            return
+        in_place = self.inplace or self.editable_mode
+        out = build_core.SOURCES if in_place else Path(self.build_lib) / build_core.PACKAGE
+        if CORE == "prebuilt":
+            out.mkdir(parents=True, exist_ok=True)
+            for path in self._in_place():
+                if not path.exists():
+                    raise SystemExit(f"{path} is not compiled. Run `make build`, or leave CLIPPER_CORE=prebuilt out.")
+                if not in_place:
+                    shutil.copy2(path, out)
+            return
+        try:
+            variant = os.environ.get("CLIPPER_BUILD", "release")
+            build_core.build(variant, out, os.cpu_count() or 1, lambda text: print(text, flush=True))
+        except build_core.BuildError as error:
+            raise SystemExit(str(error)) from error
+
+    def _in_place(self) -> list[Path]:
+        return [build_core.SOURCES / f"{name}{build_core.SUFFIX}" for name in build_core.module_names()]
+
+    def get_outputs(self) -> list[str]:
+        if CORE == "none" or self.inplace or self.editable_mode:
+            return []
+        return [str(Path(self.build_lib) / build_core.PACKAGE / path.name) for path in self._in_place()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+# The names alone: what each module is made from, build_core knows.
+extensions = [Extension(f"{build_core.PACKAGE}.{name}", []) for name in build_core.module_names()]
+setup(ext_modules=[] if CORE == "none" else extensions, cmdclass={"build_ext": BuildCore})
