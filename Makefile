@@ -14,7 +14,8 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full check stress asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE
+.PHONY: help works-with venv build demo test quick test-full check stress asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
+  .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,13 +33,13 @@ build: .venv/.run  ## compile the core in place: only what changed
 demo: .venv/.run  ## five scikit-learn models in processes of their own; two policies learn (ARGS="--seconds 10")
 	@$(PY) -m clipper demo $(ARGS)
 
-test: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser .venv/.mlserver  ## all tests (ARGS="-k cache")
+test: .venv/.installed .venv/.fetched-tests  ## all tests (ARGS="-k cache", WITHOUT="torch chromium")
 	@$(PY) -m tests.run --jobs $(JOBS) $(ARGS)
 
 quick: .venv/.installed  ## the tests of the core and of single classes, for the inner loop (ARGS="-k cache")
 	@$(PY) -m tests.run --jobs $(JOBS) tests/core tests/unit $(ARGS)
 
-test-full: .venv/.installed .venv/.servers .venv/.clients .venv/.frameworks .venv/.browser .venv/.mlserver  ## all tests, statistics at full size
+test-full: .venv/.installed .venv/.fetched-tests  ## all tests, statistics at full size
 	@CLIPPER_TESTS=full $(PY) -m tests.run --jobs $(JOBS) $(ARGS)
 
 check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy test
@@ -69,7 +70,7 @@ peers: .venv/.installed  ## servers that others wrote, for `python -m bench rest
 micro: .venv/.peers  ## the price of each structure of the core, in ns
 	@$(PY) -m pytest bench/micro --benchmark-columns=min,median,iqr --benchmark-sort=name $(ARGS)
 
-count: .venv/.installed  ## instructions of the hot calls, beside those on record (ARGS=--record writes them anew)
+count: .venv/.installed .venv/.valgrind  ## instructions of the hot calls, beside those on record (ARGS=--record writes them anew)
 	@$(PY) -m bench.instructions $(ARGS)
 
 dashboard: dashboard/node_modules/.package-lock.json  ## the page of management, from dashboard/ into the package (needs npm)
@@ -107,98 +108,40 @@ failed=0; env $(SANITIZER_OPTIONS) PYTHONPATH=$(CURDIR)/build/$(1)/package LD_PR
 cat build/$(1)-report.* 2>/dev/null && failed=66; exit $$failed
 endef
 
-# -- servers that tests talk to; without them those tests are skipped, and say so
+# -- what tests talk to, serve and look with, all of it below .venv: tools/fetch.py. Without a part of it, the tests that need it
+#    are skipped, and say so. WITHOUT names parts to leave out: make test WITHOUT="torch mlserver chromium ray"
+#    PyTorch is fetched in its build for the CPU alone: what an index has by default brings gigabytes for GPUs along.
+#    PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS say where there is one.
+
+TORCH ?= torch==2.13.0+cpu
+FETCH := TORCH="$(TORCH)" $(PY) tools/fetch.py --once --without "$(WITHOUT)"
+
+.venv/.fetched-tests: .venv/.installed
+	@$(FETCH) tests
 
 .venv/.servers: .venv/.made
-	@command -v redis-server >/dev/null || { echo "installing redis-server"; \
-	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
-	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq redis-server; } >/dev/null 2>&1; } \
-	  || echo "no redis-server, and it could not be installed: tests of that store are skipped. apt-get install redis-server"
-	@command -v etcd >/dev/null || { echo "installing etcd-server"; \
-	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
-	  { $$sudo apt-get update -qq && RUNLEVEL=1 $$sudo apt-get install -y -qq --no-install-recommends etcd-server; } >/dev/null 2>&1; } \
-	  || echo "no etcd, and it could not be installed: tests of that store are skipped. apt-get install etcd-server"
-	@command -v curl >/dev/null || { echo "installing curl"; \
-	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
-	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq curl; } >/dev/null 2>&1; } \
-	  || echo "no curl, and it could not be installed: the examples of docs/http.md are skipped. apt-get install curl"
-	@command -v kubectl >/dev/null || { echo "installing kubectl"; \
-	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
-	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends kubernetes-client; } >/dev/null 2>&1; } \
-	  || echo "no kubectl, and it could not be installed: two tests of manifests are skipped. apt-get install kubernetes-client"
-	@command -v prometheus >/dev/null || test -e .venv/prometheus || { echo "fetching prometheus, into .venv (19 MB)"; \
-	  { cd .venv && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus; } >/dev/null 2>&1; } \
-	  || echo "no prometheus, and it could not be fetched: tests with it are skipped. apt-get install prometheus"
-	@command -v dockerd >/dev/null || test -e .venv/docker || { echo "fetching docker, into .venv (70 MB)"; \
-	  { mkdir -p .venv/docker && cd .venv/docker && apt-get download -qq docker.io containerd runc libdevmapper1.02.1 && \
-	    for one in *.deb; do dpkg-deb -x "$$one" . && rm "$$one" || exit 1; done; } >/dev/null 2>&1; } \
-	  || echo "no dockerd, and it could not be fetched: tests of images are skipped. apt-get install docker.io"
-	@touch $@
+	@$(FETCH) redis etcd kubectl curl prometheus docker
 
-# -- a server of models that others wrote, which takes the models of a host; without it that test is skipped, and says so
+.venv/.clients: .venv/.installed
+	@$(FETCH) clients
 
-.venv/.mlserver: .venv/.installed
-	@test -e .venv/peers/mlserver/.installed || { echo "installing MLServer, into .venv/peers (530 MB, about 50 s)"; \
-	  $(PY) -m bench.peers mlserver >/dev/null 2>&1; } \
-	  || echo "MLServer could not be installed: tests with it are skipped. make peers NAME=mlserver"
-	@touch $@
+.venv/.valgrind: .venv/.made
+	@$(FETCH) valgrind
+
+.venv/.browser: .venv/.made
+	@$(FETCH) chromium npm
 
 dashboard/node_modules/.package-lock.json: dashboard/package.json dashboard/package-lock.json
 	@command -v npm >/dev/null || { echo "no npm: the dashboard cannot be built; what is shipped is as it was. apt-get install npm"; exit 1; }
 	@cd dashboard && npm ci --silent --no-audit --no-fund
-
-# -- the browser that tests of the dashboard look with, and what builds its page
-
-.venv/.browser: .venv/.made dashboard/package-lock.json
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { echo "installing chromium (about 30 s)"; \
-	  sudo=$$(test "$$(id -u)" = 0 || command -v sudo || echo none); test "$$sudo" = none || \
-	  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; } \
-	  || echo "no chromium, and it could not be installed: tests of the dashboard in a browser are skipped. apt-get install chromium"
-	@command -v npm >/dev/null && (cd dashboard && npm ci --silent --no-audit --no-fund >/dev/null 2>&1) \
-	  || echo "no npm, or no way to its packages: that the dashboard is what its source gives is checked by its hashes alone"
-	@touch $@
-
-# -- clients that others wrote, which tests talk through; without them those tests are skipped, and say so
-
-.venv/.clients: .venv/.installed pyproject.toml
-	@echo "installing clients that the tests talk through (about 10 s)"
-	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])') \
-	  || echo "not all of them could be installed: tests through them are skipped"
-	@touch $@
-
-# -- frameworks whose models are served; without them those tests are skipped, and say so. PyTorch in its build for the CPU alone:
-#    what an index has by default brings gigabytes for GPUs along. PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS say where there is one.
-
-TORCH ?= torch==2.13.0+cpu
-
-.venv/.frameworks: .venv/.installed pyproject.toml
-	@echo "installing frameworks whose models the tests serve (about 30 s)"
-	@$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["frameworks"])') \
-	  || echo "not all of them could be installed: tests of their models are skipped"
-	@$(PY) -c "import torch" 2>/dev/null || $(PIP) $(TORCH) >/dev/null 2>&1 \
-	  || echo "no $(TORCH) to be had: tests of PyTorch are skipped. make test TORCH=torch takes any build"
-	@touch $@
 
 # -- clients too heavy for every test run, each apart in .venv/works-with
 
 works-with: .venv/.installed .venv/.servers .venv/.clients .venv/.works-with  ## every client that others wrote, on a server: the table of README.md
 	@$(PY) -m tests.clients.works_with --write
 
-.venv/.works-with: .venv/.made
-	@echo "installing kserve, openapi-typescript and perf_analyzer (about 600 MB, 2 min)"
-	@mkdir -p .venv/works-with/typescript .venv/works-with/perf_analyzer/lib
-	@$(PYTHON) -m venv .venv/works-with/kserve && .venv/works-with/kserve/bin/pip install -qq --disable-pip-version-check kserve \
-	  || echo "kserve could not be installed: its row says so"
-	@cd .venv/works-with/typescript && echo '{"type": "module", "private": true}' > package.json \
-	  && npm install --silent --no-audit --no-fund openapi-typescript@7 openapi-fetch typescript@5 >/dev/null 2>&1 \
-	  || echo "openapi-typescript could not be installed: its row says so. apt-get install npm"
-	@cd .venv/works-with/perf_analyzer && { $(CURDIR)/.venv/bin/pip download -qq --no-deps -d wheels tritonclient==2.50.0 nvidia-cuda-runtime-cu12 \
-	  && for wheel in wheels/*.whl; do $(CURDIR)/$(PY) -m zipfile -e $$wheel unpacked; done \
-	  && apt-get download -qq libb64-0d && dpkg-deb -x libb64-0d*.deb unpacked \
-	  && cp -P $$(find unpacked -name 'libb64.so*' -o -name 'libcudart.so*') lib/ \
-	  && cp $$(find unpacked -name perf_analyzer -type f) . && chmod +x perf_analyzer && rm -rf unpacked wheels *.deb; } >/dev/null 2>&1 \
-	  || echo "perf_analyzer could not be installed: its row says so"
-	@touch $@
+.venv/.works-with: .venv/.installed
+	@$(FETCH) works-with
 
 # -- the environment: tools/environment.py says what it does and how long it will take, and does nothing where nothing changed.
 #    The stamps are for the targets that need it; they keep their times.

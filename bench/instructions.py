@@ -233,7 +233,7 @@ def main() -> int:
         perform()
         return 0
     if shutil.which("valgrind") is None:
-        print("skipped: no valgrind to count with. apt-get install valgrind")
+        print("skipped: no valgrind to count with. python tools/fetch.py valgrind")
         return 0
     here, found = machine(), count()
     record = json.loads(RECORD.read_text()) if RECORD.exists() and not options.record else {}

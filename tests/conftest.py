@@ -1,6 +1,7 @@
 """What every test must leave behind: nothing. No thread of ours, no child process."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 settings.register_profile("unhurried", deadline=None)  # a test asserts no time
 settings.load_profile("unhurried")
+
+# Programs that tools/fetch.py has put into the environment, also when its Python was called without activating it.
+if f"{sys.prefix}/bin" not in os.environ["PATH"].split(os.pathsep):
+    os.environ["PATH"] = os.pathsep.join((f"{sys.prefix}/bin", os.environ["PATH"]))
 
 PATIENCE_S = 5.0  # how long a thread or a process may take to end once the test has closed what it opened
 BYSTANDERS = (

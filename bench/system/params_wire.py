@@ -185,7 +185,7 @@ def redis() -> Iterator[Ask]:
     import redis as peer
 
     if shutil.which("redis-server") is None:
-        raise FileNotFoundError("no redis-server. apt-get install redis-server")
+        raise FileNotFoundError("no redis-server. python tools/fetch.py redis")
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
         (port,) = free_ports(1)
         command = ["redis-server", "--port", str(port), "--dir", folder, "--save", ""]

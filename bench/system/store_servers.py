@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 PATIENCE_S = 20.0
-NO_ETCD = "not measured: no etcd on this machine. apt-get install etcd-server"
+NO_ETCD = "not measured: no etcd. python tools/fetch.py etcd"
 
 
 @contextlib.contextmanager

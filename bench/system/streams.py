@@ -22,7 +22,7 @@ def main(quick: bool) -> list[Row]:
     except ImportError:
         return [absent(NAME, "1/s", "not installed: pip install 'clipper-serving[redis]'", ANCHOR, GOAL)]
     if shutil.which("redis-server") is None:
-        return [absent(NAME, "1/s", "no redis-server on this machine: apt-get install redis-server", ANCHOR, GOAL)]
+        return [absent(NAME, "1/s", "no redis-server: python tools/fetch.py redis", ANCHOR, GOAL)]
     n = 500 if quick else 20_000
     with redis_server() as url, redis.Redis.from_url(url) as client, clipper.start() as server:
         server.deploy("total", total, input="f64[3]")

@@ -1,14 +1,15 @@
 """Clients that are too heavy for every test run: `make works-with` installs them in .venv/works-with, each apart, and runs them.
 
-kserve brings 450 MB; perf_analyzer is the binary in a wheel of tritonclient 2.50, with the two libraries that it lacks;
-openapi-typescript and its compiler come from npm.
+tools/fetch.py says what each is: kserve brings 450 MB; perf_analyzer is the binary in a wheel of tritonclient 2.50, with the two
+libraries that it lacks; openapi-typescript and its compiler come from npm.
 """
 
 import csv
 import json
-import os
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.clients.addresses import Addresses, Done
@@ -19,8 +20,8 @@ _HERE = Path(__file__).parent
 _PATIENCE_S = 180
 
 
-def _run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=_PATIENCE_S)
+def _run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_PATIENCE_S)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 
@@ -52,8 +53,6 @@ def kserve(at: Addresses) -> Done:
 
 # -- perf_analyzer
 
-_PERF = FOLDER / "perf_analyzer"
-
 
 def perf_analyzer(at: Addresses) -> Done:
     """The load tester of Triton: how fast, and what rate keeps a latency."""
@@ -67,16 +66,15 @@ def perf_analyzer(at: Addresses) -> Done:
 
 
 def _perf(protocol: str, address: str, *words: str) -> list[dict[str, str]]:
-    table = _PERF / "found.csv"
-    table.unlink(missing_ok=True)
-    env = {**os.environ, "LD_LIBRARY_PATH": str(_PERF / "lib")}
-    said = _run(
-        _PERF / "perf_analyzer", "-m", "total", "-u", address, "-i", protocol, "-f", table,
-        "--measurement-interval", "1000", "-s", "999", "-r", "5", *words, env=env,
-    )  # fmt: skip
-    assert re.search(r"Throughput: [0-9.]+", said), said[-2000:]
-    with table.open() as lines:
-        return list(csv.DictReader(lines))
+    with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as folder:
+        table = Path(folder, "found.csv")
+        said = _run(
+            "perf_analyzer", "-m", "total", "-u", address, "-i", protocol, "-f", table,
+            "--measurement-interval", "1000", "-s", "999", "-r", "5", *words,
+        )  # fmt: skip
+        assert re.search(r"Throughput: [0-9.]+", said), said[-2000:]
+        with table.open() as lines:
+            return list(csv.DictReader(lines))
 
 
 INSTALLED = {"openapi-typescript": openapi_typescript, "kserve": kserve, "perf_analyzer": perf_analyzer}
@@ -84,9 +82,10 @@ INSTALLED = {"openapi-typescript": openapi_typescript, "kserve": kserve, "perf_a
 
 def lacking(client: str) -> str:
     """What is not there of a client; empty when it can run."""
+    if client == "perf_analyzer":
+        return "" if shutil.which(client) else client
     needed = {
         "openapi-typescript": _TYPESCRIPT / "node_modules" / "openapi-typescript", "kserve": FOLDER / "kserve" / "bin" / "python",
-        "perf_analyzer": _PERF / "perf_analyzer",
     }  # fmt: skip
     return "" if needed[client].exists() else client
 

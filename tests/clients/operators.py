@@ -18,11 +18,9 @@ from typing import Any
 import clipper
 from tests.clients.addresses import PATIENCE_S, Addresses, Done
 
-_PATH = os.pathsep.join((os.environ.get("PATH", ""), str(Path(__file__).parents[2] / ".venv/prometheus/usr/bin")))
-
 
 def found(name: str) -> str:
-    return shutil.which(name, path=_PATH) or ""
+    return shutil.which(name) or ""
 
 
 def until(happens: Callable[[], Any]) -> Any:

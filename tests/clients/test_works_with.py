@@ -25,7 +25,7 @@ def prepare(server: clipper.ClipperServer) -> None:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_works_and_the_readme_says_at_what(name: str, at: Addresses) -> None:
     if missing := lacking(name):
-        pytest.skip(f"{missing} is not installed: make test installs what it can")
+        pytest.skip(f"no {missing}: python tools/fetch.py tests")
     done = list(CLIENTS[name](at))
     text = README.read_text()
     told = text[text.index(BEGIN) : text.index(END)]

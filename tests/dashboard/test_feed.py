@@ -440,7 +440,7 @@ def test_the_shipped_files_are_those_of_the_sources() -> None:
 
 def test_a_build_gives_the_shipped_files(tmp_path: Path) -> None:
     if shutil.which("node") is None or not (SOURCE / "node_modules" / "esbuild").exists():
-        pytest.skip("npm has installed nothing here: make dashboard")
+        pytest.skip("no esbuild: python tools/fetch.py npm")
     subprocess.run(["node", "build.mjs", str(tmp_path)], cwd=SOURCE, check=True, timeout=PATIENCE_S * 3)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in STATIC.iterdir()}
 

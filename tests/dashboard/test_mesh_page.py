@@ -10,7 +10,7 @@ from tests.dashboard.test_page import AXE, fill, opened, press
 from tests.frontend.conftest import QUICK, warm_workers
 from tests.frontend.fake_mesh import FakeMesh
 
-pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.skipif(not found(), reason="no chromium: python tools/fetch.py chromium")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import clipper
 from tests.dashboard.browser import PATIENCE_S, Page, found
 from tests.frontend.conftest import QUICK, warm_workers
 
-pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.skipif(not found(), reason="no chromium: python tools/fetch.py chromium")
 AXE = Path(__file__).parents[2] / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 SCRIPT = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
@@ -253,7 +253,7 @@ def test_dark_follows_the_system_and_the_button(page: Page, server: clipper.Clip
 @pytest.mark.usefixtures("load")
 def test_axe_finds_nothing(page: Page, server: clipper.ClipperServer, scheme: str) -> None:
     if not AXE.exists():
-        pytest.skip("npm has installed no axe-core here: cd dashboard && npm ci")
+        pytest.skip("no axe-core: python tools/fetch.py npm")
     page.prefer(scheme)
     opened(page, server)
     page.until("document.querySelectorAll('.slowest > li').length > 0")

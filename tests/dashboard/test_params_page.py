@@ -19,7 +19,7 @@ from tests.frontend.conftest import QUICK, ask, warm_workers
 from tests.params.conftest import TOKEN, Shards, ones
 from tests.params.conftest import shards as shards  # a fixture
 
-pytestmark = pytest.mark.skipif(not found(), reason="no chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.skipif(not found(), reason="no chromium: python tools/fetch.py chromium")
 
 
 class Here:

@@ -256,7 +256,7 @@ def test_after_kills_the_states_are_those_of_serial_replay(with_redis: bool):
     """A short `python -m bench durability`: single labels, lists and arrays of several users, while the server is killed, and
     its Redis is killed or stopped."""
     if with_redis and shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on this machine. apt-get install redis-server")
+        pytest.skip("no redis-server: python tools/fetch.py redis")
     found = killed(2, seed=7, with_redis=with_redis, tell=lambda text: None)
     assert found.failures == []
     assert found.kills == 2

@@ -36,7 +36,7 @@ def steps() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl: python tools/fetch.py curl")
 def test_every_example_prints_what_the_page_shows(page_server: clipper.ClipperServer) -> None:
     every = steps()
     assert len(every) >= 9

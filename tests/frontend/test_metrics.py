@@ -25,16 +25,15 @@ from clipper.metrics.grafana import dashboard
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = os.pathsep.join((os.environ.get("PATH", ""), str(ROOT / ".venv" / "prometheus" / "usr" / "bin")))
 PREDICT = "/api/total/predict"
 ALERTS = files("clipper.metrics") / "alerts.yml"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def tool(name: str) -> str:
-    found = shutil.which(name, path=PATH)
+    found = shutil.which(name)
     if found is None:
-        pytest.skip(f"no {name} on this machine: apt-get install prometheus")
+        pytest.skip(f"no {name}: python tools/fetch.py prometheus")
     return found
 
 

@@ -19,7 +19,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder, environment = tmp_path_factory.mktemp(request.param), reach()
     start, words = commands(request.param, folder, environment)
     if not start[0] or not words[0]:
-        pytest.skip(f"{request.param} is not installed, and could not be fetched")
+        pytest.skip(f"no {request.param}: python tools/fetch.py docker")
     with (folder / "log").open("wb") as log, subprocess.Popen(start, env=environment, stdout=log, stderr=log) as process:
         try:
             wait_for(process, [*words, "version"], environment, folder / "log")

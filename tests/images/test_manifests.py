@@ -20,9 +20,9 @@ from clipper.config import load
 from clipper.errors import InvalidInput
 from tests.images.engines import BASE, PATIENCE_S, QUICK, Engine
 
-yaml = pytest.importorskip("yaml", reason="installed with the clients of `make test`")
-check_jsonschema = pytest.importorskip("check_jsonschema", reason="installed with the clients of `make test`")
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="installed with the clients of `make test`")
+yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
+check_jsonschema = pytest.importorskip("check_jsonschema", reason="python tools/fetch.py clients")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="python tools/fetch.py clients")
 VERSIONS = ("1.28", "1.33")
 
 DECLARED = """\
@@ -119,7 +119,7 @@ def test_kubernetes_takes_each_object(declared: Path, tmp_path: Path, more: list
             assert one["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine: apt-get install kubernetes-client")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl")
 def test_kustomize_takes_the_base(declared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert export("k8s", out, "--from", declared).exit_code == 0

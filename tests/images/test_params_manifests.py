@@ -19,8 +19,8 @@ from clipper.cli import main
 from clipper.params import Client, TableSpec
 from tests.params.conftest import until
 
-yaml = pytest.importorskip("yaml", reason="installed with the clients of `make test`")
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="installed with the clients of `make test`")
+yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="python tools/fetch.py clients")
 VERSIONS = ("1.28", "1.33")
 PATIENCE_S = 60.0
 
@@ -103,7 +103,7 @@ def test_shards_that_are_asked_by_grpc_too(tmp_path: Path) -> None:
     assert [(one["port"], one.get("endPort")) for one in rule["ports"]] == [(7300, None), (7400, 7402)]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine: apt-get install kubernetes-client")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: python tools/fetch.py kubectl")
 def test_kustomize_names_the_secret_as_workers_do(tmp_path: Path) -> None:
     assert export(tmp_path / "out", "--shards", 2).exit_code == 0
     rendered = subprocess.run(["kubectl", "kustomize", str(tmp_path / "out")], capture_output=True, text=True, check=True).stdout

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="no torch here: pip install torch")
+torch = pytest.importorskip("torch", reason="no torch: python tools/fetch.py torch")
 
 from clipper.errors import InvalidInput, StalePush  # noqa: E402
 from clipper.params import TableSpec  # noqa: E402

@@ -58,7 +58,7 @@ class RedisServer:
 
 def started(*options: str) -> Iterator[RedisServer]:
     if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on this machine. apt-get install redis-server")
+        pytest.skip("no redis-server: python tools/fetch.py redis")
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     server = RedisServer(folder, *options)
     yield server

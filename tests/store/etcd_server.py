@@ -100,7 +100,7 @@ class EtcdServer:
 def started(*options: str, scheme: str = "http", count: int = 1) -> Iterator[list[EtcdServer]]:
     """So many members of one cluster."""
     if shutil.which("etcd") is None:
-        pytest.skip("no etcd on this machine. apt-get install etcd-server")
+        pytest.skip("no etcd: python tools/fetch.py etcd")
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="etcd-", dir=memory if memory.is_dir() else None))
     servers = [EtcdServer(folder, *options, scheme=scheme, name=f"m{number}") for number in range(count)]

