@@ -53,6 +53,7 @@ def test_a_sink_that_hangs_delays_the_end_only_so_long(sink: Collector) -> None:
     sink.hold.clear()
     with pushing(sink, timeout_s=0.2, tries_max=1) as server:
         sink.await_that(lambda: counted(server, "dropped"))
+    assert sink.posts == [], "the server ended while the sink still held every request back"
 
 
 def test_an_address_that_is_none(sink: Collector) -> None:

@@ -22,6 +22,7 @@ import clipper
 from clipper.cli import main
 from clipper.metrics import FAMILIES, OTHER, GrpcCounts, MeshCounts, MeshMetrics, ParamsMetrics, Samples, prometheus
 from clipper.metrics.grafana import dashboard
+from clipper.testing import wait_until
 from tests.frontend.conftest import PATIENCE_S, QUICK, Ask, ask, total, warm_workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +136,20 @@ def test_requests_are_counted_by_route_and_code(server: clipper.ClipperServer, q
     assert not [labels for one, labels in after if "strangers" in str(labels)]
     took = "clipper_http_request_duration_seconds_count"
     assert summed(after, took) == summed(after, name)
-    assert summed(after, "clipper_http_connections", listener="query") >= 0
+
+
+def test_open_connections_are_counted_by_listener(server: clipper.ClipperServer) -> None:
+    def open_now() -> float:
+        return summed(scrape(server), "clipper_http_connections", listener="query")
+
+    wait_until(lambda: open_now() == 0, "connections of earlier tests are closed")
+    host, _, port = (server.http_address or "").rpartition(":")
+    for count in (1, 2):
+        lines = [socket.create_connection((host, int(port))) for _ in range(count)]
+        wait_until(lambda count=count: open_now() == count)  # type: ignore[misc]
+        for line in lines:
+            line.close()
+        wait_until(lambda: open_now() == 0)
 
 
 def test_the_trace_of_a_caller_goes_on(query: Ask, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,10 @@ from clipper.errors import InvalidInput
 from clipper.selection import Observation, Plan, Prediction, Query, Truth, covering, policy_named, sets
 from clipper.selection.learned import LearningPolicy
 from clipper.types import VersionedModel
+from tests.sizes import sized
 
 WINDOW = 2000
-N = 8_000
+N = sized(5_000, 8_000)
 
 
 def models(k):
