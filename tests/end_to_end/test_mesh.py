@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,30 @@ def test_first_query_that_has_no_output_does_not_decide_the_type_of_a_model_that
     assert ask(server, id, ROW + 1).tolist() == [2.0, 4.0, 6.0]
     with pytest.raises(InvalidInput):
         server.predict(id, np.ones(4))
+
+
+def test_unknown_names_delay_no_query_while_the_store_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    with clipper.start(mesh={"enabled": True, **QUICK}, http="127.0.0.1:0") as server:
+        server.register_model("m1", "models.py:double", key=str(folder), input="f64[3]")
+        ask(server, "m1")
+        monkeypatch.setattr(server.mesh.registry, "read", lambda id: hangs.wait(60))
+
+        def over_http(name: str) -> int:
+            tensor = {"name": "x", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
+            url = f"http://{server.http_address}/v2/models/{name}/infer"
+            try:
+                with urllib.request.urlopen(url, json.dumps({"inputs": [tensor]}).encode(), timeout=30) as response:
+                    return int(response.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert [over_http(name) for name in ("unknown1", "m1", "unknown2", "m1")] == [404, 200, 404, 200]
+        with pytest.raises(UnknownModel):
+            server.predict("unknown3", ROW)
+        assert not hangs.is_set()
+        hangs.set()
+        monkeypatch.undo()
 
 
 @pytest.mark.slow

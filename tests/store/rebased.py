@@ -60,6 +60,10 @@ class _RebasedWatch:
         return msgspec.structs.replace(event, revision=event.revision - self._origin, record=self._here(event.record))
 
     @property
+    def heard_s(self) -> float:
+        return self._watch.heard_s
+
+    @property
     def closed(self) -> bool:
         return self._watch.closed
 

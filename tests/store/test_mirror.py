@@ -1,6 +1,7 @@
 """The mirror follows its store, whatever happens to the watch."""
 
 import random
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import pytest
 
 from clipper.errors import StoreError
-from clipper.store import ABSENT, Compare, Delete, Event, MemoryStore, Mirror, Put, Store
+from clipper.store import ABSENT, Compare, Delete, Event, MemoryStore, Mirror, Put, Store, etcd_watch, open_store
 from clipper.store.mirror import Change
 from clipper.testing import wait_until
+from tests.store.etcd_server import EtcdServer
 
 OpenStore = Callable[[int], Store]
 
@@ -206,3 +208,15 @@ def test_a_mirror_ends_with_its_store(store: Store) -> None:
     mirror._thread.join(20)
     assert not mirror._thread.is_alive()
     mirror.close()
+
+
+@pytest.mark.slow
+def test_store_that_hangs_is_not_taken_for_a_quiet_one(own_etcd: EtcdServer) -> None:
+    """What is waited for is the time after which the watch takes etcd for hung, twice over."""
+    with open_store(own_etcd.url) as store, Mirror(store, "m/", int) as mirror:
+        own_etcd.signal(signal.SIGSTOP)
+        wait_until(lambda: mirror.stale_s > 2 * (etcd_watch.SILENCE_S + etcd_watch.WATCHDOG_S))
+        assert mirror.trouble is not None
+        own_etcd.signal(signal.SIGCONT)
+        wait_until(lambda: mirror.stale_s < etcd_watch.SILENCE_S)
+        assert mirror.trouble is None

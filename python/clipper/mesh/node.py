@@ -27,6 +27,7 @@ from clipper.mesh.draining import Draining
 from clipper.mesh.entering import Entering
 from clipper.mesh.hosts import START_S, Host, host_command
 from clipper.mesh.instance import LocalModels
+from clipper.mesh.lookups import Lookups
 from clipper.mesh.managing import Managing
 from clipper.mesh.peers import Peers
 from clipper.mesh.records import Instance, MeshModel, VModel
@@ -43,6 +44,7 @@ from clipper.types import VERSION, Batching, Model, VersionedModel
 
 STORE_THREADS: Final = 4
 RETRY_S: Final = 0.2
+SILENT_S: Final = 3.0  # of the store: names are not looked up in it
 LOOK_S: Final = 0.05  # until a row that was on its way is in its lane
 FOREVER_S: Final = 1e9
 WIDEN_MS: Final = 60_000  # a route that was used so lately is served by new copies at once
@@ -107,7 +109,10 @@ class Mesh(Entering, Tending, Managing, Draining):
         self.store = store
         self._id = settings.name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._make_hosts = hosts or _hosts
-        self.routes = Routes(ground.question, self._core_record, self._missed, ground.batching, replaced=self._replaced)
+        self._lookups = Lookups(self._find_in_store)
+        self.routes = Routes(
+            ground.question, self._core_record, self._missed, ground.batching, replaced=self._replaced, look_up=self._look_up
+        )
         self.notes = Notes()
         self.uses = Uses()
         self._pool = ThreadPoolExecutor(STORE_THREADS, "clipper-mesh-store")
@@ -133,6 +138,7 @@ class Mesh(Entering, Tending, Managing, Draining):
 
     def _start_threads(self) -> None:
         self._thread.start()
+        self._lookups.start()
         together = threading.Barrier(STORE_THREADS)
         for _ in range(STORE_THREADS):
             self._pool.submit(together.wait)  # so that they are all there
@@ -148,6 +154,7 @@ class Mesh(Entering, Tending, Managing, Draining):
             self._thread.join()
         if self._begun.is_set():
             self.registry.close()
+        self._lookups.close()
         self._pool.shutdown()
         self._loop.close()
 
@@ -293,17 +300,24 @@ class Mesh(Entering, Tending, Managing, Draining):
         found = self.routes.link(name) if self._begun.is_set() else None
         return found if found is not None and found.id == name else None
 
-    def _core_record(self, id: str, strong: bool) -> Model | None:
-        if not self._begun.is_set():
-            if strong and self.awaits:
-                self._check_open()
-            return None
-        record: MeshModel | None = self.registry.models.get(id)
-        if record is None and strong and self.registry.models.stale_s < 1.0:
-            record = self.registry.read(id)
-            if record is None and (vmodel := self.registry.read_vmodel(id)) is not None:
-                self.routes.alias(id, alias_of(vmodel))
+    def _core_record(self, id: str) -> Model | None:
+        record: MeshModel | None = self.registry.models.get(id) if self._begun.is_set() else None
         return None if record is None else core_record(id, record.input, record.output)
+
+    def _look_up(self, id: str) -> None:
+        """A name that the mirrors do not know is asked of the store, by another thread; not while the store does not answer."""
+        if not self._begun.is_set():
+            if self.awaits:
+                self._check_open()
+        elif self.registry.models.stale_s < SILENT_S:
+            self._lookups.look_up(id)
+
+    def _find_in_store(self, id: str) -> None:
+        record = self.registry.read(id)
+        if record is not None:
+            self.routes.add(core_record(id, record.input, record.output))
+        elif (vmodel := self.registry.read_vmodel(id)) is not None:
+            self.routes.alias(id, alias_of(vmodel))
 
     def _missed(self, route: Route) -> None:
         self._tell(self.supply.miss, route)

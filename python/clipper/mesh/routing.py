@@ -148,21 +148,23 @@ class Routes:
     """From names to routes.
 
     make: (record, why it is not served) -> the question of a model, with its core, and that of one to be loaded first.
-    find_record: an id's, None when there is none, asked of the store itself when `strong`.  missed: see Touched.
+    find_record: an id's, as known in memory; None when there is none.  look_up: has a name looked up elsewhere, by `add` or
+    `alias`, and may return before.  missed: see Touched.
     replaced: told of a route whose model has a new one.
     """
 
     def __init__(
         self,
         make: "Make",
-        find_record: Callable[[str, bool], Model | None],
+        find_record: Callable[[str], Model | None],
         missed: Callable[[Route], None],
         batching: Batching,
         rng: Random | None = None,
         replaced: Callable[[Route], None] = lambda _: None,
+        look_up: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._make, self._find_record, self._batching = make, find_record, batching
-        self._replaced = replaced
+        self._replaced, self._look_up = replaced, look_up
         self._uniform = (rng or Random()).random
         self._routes: dict[str, Route] = {}
         self._aliases: dict[str, Alias] = {}
@@ -203,18 +205,17 @@ class Routes:
 
     def _first(self, name: str) -> Route | None:
         """It is asked for the first time."""
-        record = self._find_record(name, False)
+        record = self._find_record(name)
         if record is None:
             known_s = self._absent.get(name)
             if known_s is not None and time.monotonic() - known_s < ABSENT_S:
                 return None
-            record = self._find_record(name, True)
-            if record is None:
-                if len(self._absent) >= ABSENT_MAX:
-                    self._absent.clear()
-                self._absent[name] = time.monotonic()
-                alias = self._aliases.get(name)
-                return None if alias is None else self._of_alias(alias)
+            if len(self._absent) >= ABSENT_MAX:
+                self._absent.clear()
+            self._absent[name] = time.monotonic()
+            self._look_up(name)
+            alias = self._aliases.get(name)
+            return self._routes.get(name) if alias is None else self._of_alias(alias)
         return self.add(record)
 
     def link(self, name: str) -> Route | None:
@@ -278,7 +279,7 @@ class Routes:
             return None
         route = self._routes.get(name)
         if route is None:
-            record = self._find_record(name, False)
+            record = self._find_record(name)
             if record is None:
                 return None
             route = self.add(record)

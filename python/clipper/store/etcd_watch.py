@@ -56,7 +56,7 @@ class EtcdWatch:
         self._ready: deque[Event] = deque()
         self._error: StoreError | None = None
         self._asked_s = float("inf")  # since when a sign of life is owed
-        self._heard_s = monotonic()
+        self.heard_s = monotonic()
         self._requests = _Requests()
         self._call: Any = None
         self._changed = threading.Condition()
@@ -88,7 +88,7 @@ class EtcdWatch:
             self._asked_s = float("inf")
             self._error = StoreError(f"store {self._line.name} has not answered for {WATCHDOG_S:g} s.", hint="Does etcd hang?")
             self._cancel()
-        elif self._asked_s == float("inf") and now_s - self._heard_s > SILENCE_S:
+        elif self._asked_s == float("inf") and now_s - self.heard_s > SILENCE_S:
             self._asked_s = now_s
             self._requests.put(message("WatchRequest")(progress_request={}))
 
@@ -118,7 +118,7 @@ class EtcdWatch:
     def _run(self) -> None:
         pause_s = _PAUSE_S_MIN
         while not self._stop.is_set():
-            at, heard_s = self._line.at, self._heard_s
+            at, heard_s = self._line.at, self.heard_s
             try:
                 self._follow(at)
             except grpc.RpcError as problem:
@@ -129,7 +129,7 @@ class EtcdWatch:
                 self._stop.set()
             else:
                 continue  # it begins anew at another revision
-            if self._heard_s != heard_s:
+            if self.heard_s != heard_s:
                 pause_s = _PAUSE_S_MIN
             self._line.leave(at)
             self._line.forget_token()  # it may be the reason
@@ -173,7 +173,7 @@ class EtcdWatch:
             self._sync_at, self._sync_revision = self._newest(self._cursor)
         events = [self._event(event) for event in answer.events]
         with self._changed:
-            self._heard_s, self._asked_s = monotonic(), float("inf")
+            self.heard_s, self._asked_s = monotonic(), float("inf")
             if events:
                 self._cursor = events[-1].revision
                 self._ready.extend(events)
@@ -205,7 +205,7 @@ class EtcdWatch:
         with self._changed:
             self._cursor = self._sync_at = self._sync_revision = revision
             self._ready.append(Event("RESET", revision))
-            self._heard_s, self._asked_s = monotonic(), float("inf")
+            self.heard_s, self._asked_s = monotonic(), float("inf")
             self._sync()
             self._changed.notify_all()
 

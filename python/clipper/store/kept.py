@@ -236,6 +236,10 @@ class _LateWatch:
         return self._watch.next(timeout_s)
 
     @property
+    def heard_s(self) -> float:
+        return self._watch.heard_s if self._watch is not None else float("-inf")
+
+    @property
     def closed(self) -> bool:
         return self._closed or self._store._stop.is_set() or (self._watch is not None and self._watch.closed)
 

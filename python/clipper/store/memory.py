@@ -192,6 +192,7 @@ class _MemoryWatch:
         self._synced = False
         self._ready: deque[Event] = deque()
         self._closed = False
+        self.heard_s = monotonic()
 
     def next(self, timeout_s: float | None = None) -> Event | None:
         give_up = None if timeout_s is None else monotonic() + timeout_s
@@ -211,6 +212,7 @@ class _MemoryWatch:
         return None if left == _NEVER else max(left, 0.0)
 
     def _collect(self) -> None:
+        self.heard_s = monotonic()
         if self._ready:
             return
         store = self._store

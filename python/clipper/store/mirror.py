@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from clipper.errors import StoreError
 from clipper.store.store import Event, Record, Store, Watch
 
-POLL_S: Final = 0.5  # a quiet store is heard of so often
+POLL_S: Final = 0.5  # so often is the watch asked what it has heard
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 _BATCH = 1000
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Mirror(Mapping[str, T]):
 
     @property
     def stale_s(self) -> float:
-        """Since the store was last heard of: at most half a second while it is there; infinite before the first listing."""
+        """Seconds since the store last answered: little more than one while it is there; infinite before the first listing."""
         return monotonic() - self._heard_s
 
     @property
@@ -164,7 +164,7 @@ class Mirror(Mapping[str, T]):
             event = watch.next(POLL_S)
             if event is None and watch.closed:
                 return False
-            self._heard()
+            self._heard(watch.heard_s)
             batch = []
             while event is not None and event.kind != "RESET":
                 batch.append(event)
@@ -176,8 +176,11 @@ class Mirror(Mapping[str, T]):
                 return True
         return False
 
-    def _heard(self) -> None:
-        self._heard_s = monotonic()
+    def _heard(self, at_s: float) -> None:
+        """The store has answered then. Silence is no answer, and ends no trouble."""
+        if at_s <= self._heard_s:
+            return
+        self._heard_s = at_s
         if self._trouble is not None:
             self._trouble = None
             _log.info("the mirror of %r is fresh again", self._prefix)
@@ -194,7 +197,7 @@ class Mirror(Mapping[str, T]):
             for key in old.keys() - fresh.keys():
                 self._decoded.pop(self._prefix + key, None)
             self._changed.notify_all()
-        self._heard()
+        self._heard(monotonic())
         return old
 
     def _differing(self, old: dict[str, Record]) -> list[Change[T]]:

@@ -315,6 +315,7 @@ class _RedisWatch:
         self._synced = False
         self._ready: deque[Event] = deque()
         self._closed = False
+        self.heard_s = monotonic()
 
     def next(self, timeout_s: float | None = None) -> Event | None:
         give_up = None if timeout_s is None else monotonic() + timeout_s
@@ -346,6 +347,7 @@ class _RedisWatch:
         try:
             with store._asking():
                 forgotten, revision, entries = store._run(store._tail, self._cursor)
+            self.heard_s = monotonic()
         except StoreError:
             if self.closed:
                 return

@@ -435,6 +435,7 @@ class _SqliteWatch:
         self._prefix = prefix
         self._cursor = cursor
         self._seen = -1  # SQLite's data_version when the store was last looked at
+        self.heard_s = time.monotonic()
         self._lease_end_s = 0.0  # the next, by then
         self._synced = False
         self._ready: deque[Event] = deque()
@@ -461,6 +462,7 @@ class _SqliteWatch:
                 self._store._expire()
                 self._lease_end_s = self._store._next_end_s()
             version = self._store._data_version()
+            self.heard_s = time.monotonic()
             if version == self._seen:
                 return
             self._lease_end_s = self._store._next_end_s()

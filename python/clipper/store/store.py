@@ -96,6 +96,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 class Watch(Protocol):
     """Events in order. Threads: any may close it; one reads it."""
 
+    @property
+    def heard_s(self) -> float:
+        """When the store last answered this watch (time.monotonic()), be it without an event. A call of `next` that ends because
+        its time is over says nothing of the store."""
+        ...
+
     def next(self, timeout_s: float | None = None) -> Event | None:
         """The next event; None when the time is over, or when the watch or its store is closed."""
         ...

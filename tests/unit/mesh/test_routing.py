@@ -1,25 +1,27 @@
 """From a name to a lane: what is told once, what a v-model asks, what is not there."""
 
+import asyncio
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from clipper.mesh.lookups import LOOKUPS_MAX, Lookups
 from clipper.mesh.routing import ABSENT_MAX, Alias, Route, Routes, core_record, is_convertible
+from clipper.testing import wait_until
 from clipper.types import Batching, InputType, Model
 
 
-def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[str], list[tuple[str, bool]]]:
+def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[str], list[str]]:
     missed: list[str] = []
-    looked: list[tuple[str, bool]] = []
+    looked: list[str] = []
 
     def make(record: Model, why: Any) -> Any:
         cores = {record.id: SimpleNamespace(waiting=0)}
         return SimpleNamespace(cores=cores, why=why), SimpleNamespace(cores=cores, why=why, slo_us=31e6)
 
-    def find(id: str, strong: bool) -> Model | None:
-        looked.append((id, strong))
+    def find(id: str) -> Model | None:
         return core_record(id, "any", "any") if id in known else None
 
     def told(route: Route) -> None:
@@ -27,7 +29,7 @@ def routes(*known: str, draws: list[float] | None = None) -> tuple[Routes, list[
 
     drawn = iter(draws or ())
     rng: Any = SimpleNamespace(random=lambda: next(drawn))
-    return Routes(make, find, told, Batching(), rng), missed, looked
+    return Routes(make, find, told, Batching(), rng, look_up=looked.append), missed, looked
 
 
 def test_a_miss_is_told_once_until_it_was_served() -> None:
@@ -89,10 +91,10 @@ def test_who_is_not_there_is_looked_up_in_the_store_once_for_a_while() -> None:
     found, _, looked = routes()
     for _ in range(5):
         assert found.question("nobody") is None
-    assert looked.count(("nobody", True)) == 1
+    assert looked.count("nobody") == 1
     found.is_known("nobody")
     found.question("nobody")
-    assert looked.count(("nobody", True)) == 2
+    assert looked.count("nobody") == 2
     for n in range(2 * ABSENT_MAX):
         found.question(f"n{n}")
     assert len(found._absent) <= ABSENT_MAX
@@ -112,6 +114,29 @@ def test_what_was_unregistered_is_found_no_more() -> None:
     assert found.forget("m") is first
     assert found.forget("m") is None
     assert found.route("m") is not first
+
+
+def test_name_is_looked_up_once_at_a_time_and_an_event_loop_does_not_wait() -> None:
+    hangs, asked = threading.Event(), []
+
+    def find(name: str) -> None:
+        asked.append(name)
+        hangs.wait(30)
+
+    found = Lookups(find)
+
+    async def ask() -> None:
+        for n in range(3 * LOOKUPS_MAX):
+            found.look_up(f"n{n % (2 * LOOKUPS_MAX)}")
+
+    asyncio.run(ask())  # it would take 48 s
+    assert len(found._pending) == LOOKUPS_MAX
+    hangs.set()
+    wait_until(lambda: not found._pending)
+    assert asked == [f"n{n}" for n in range(LOOKUPS_MAX)]
+    found.close()
+    found.look_up("late")
+    assert not found._pending
 
 
 @pytest.mark.parametrize(
