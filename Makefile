@@ -104,7 +104,7 @@ lib=$$(g++ -print-file-name=lib$(1).so); \
 test "$${lib#/}" != "$$lib" || { echo "skipped: g++ has no lib$(1).so; apt-get install lib$(1)8 or its like"; exit 0; }; \
 rm -f build/$(1)-report.* && $(PY) tools/build_core.py --variant $(1) --out build/$(1)/package --jobs $(JOBS) && \
 failed=0; env $(SANITIZER_OPTIONS) PYTHONPATH=$(CURDIR)/build/$(1)/package LD_PRELOAD="$$lib $$(g++ -print-file-name=libstdc++.so.6)" \
-  $(PY) -m pytest -q $(2) $(3) $(ARGS) || failed=$$?; \
+  $(PY) -m tests.run --jobs $(JOBS) $(2) $(3) $(ARGS) || failed=$$?; \
 cat build/$(1)-report.* 2>/dev/null && failed=66; exit $$failed
 endef
 

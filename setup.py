@@ -19,7 +19,9 @@ import build_core  # noqa: E402
 
 CORE = os.environ.get("CLIPPER_CORE", "compile")
 if CORE not in ("compile", "prebuilt", "none"):
-    raise SystemExit(f"CLIPPER_CORE={CORE} is not known. It is compile (the default), prebuilt or none.")
+    raise SystemExit(
+        f"CLIPPER_CORE={CORE} is not known. It is compile (the default), prebuilt or none."
+    )
 
 
 class BuildCore(build_ext):
@@ -34,23 +36,31 @@ class BuildCore(build_ext):
             out.mkdir(parents=True, exist_ok=True)
             for path in self._in_place():
                 if not path.exists():
-                    raise SystemExit(f"{path} is not compiled. Run `make build`, or leave CLIPPER_CORE=prebuilt out.")
+                    raise SystemExit(
+                        f"{path} is not compiled. Run `make build`, or leave CLIPPER_CORE=prebuilt out."
+                    )
                 if not in_place:
                     shutil.copy2(path, out)
             return
         try:
             variant = os.environ.get("CLIPPER_BUILD", "release")
-            build_core.build(variant, out, os.cpu_count() or 1, lambda text: print(text, flush=True))
+            build_core.build(
+                variant, out, os.cpu_count() or 1, lambda text: print(text, flush=True)
+            )
         except build_core.BuildError as error:
             raise SystemExit(str(error)) from error
 
     def _in_place(self) -> list[Path]:
-        return [build_core.SOURCES / f"{name}{build_core.SUFFIX}" for name in build_core.module_names()]
+        return [
+            build_core.SOURCES / f"{name}{build_core.SUFFIX}" for name in build_core.module_names()
+        ]
 
     def get_outputs(self) -> list[str]:
         if CORE == "none" or self.inplace or self.editable_mode:
             return []
-        return [str(Path(self.build_lib) / build_core.PACKAGE / path.name) for path in self._in_place()]
+        return [
+            str(Path(self.build_lib) / build_core.PACKAGE / path.name) for path in self._in_place()
+        ]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}

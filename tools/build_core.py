@@ -54,7 +54,12 @@ VARIANTS = {
     ],
     "coverage": ["-O0", "-g", "--coverage"],
 }  # fmt: skip
-QUIET = ("unused-parameter", "missing-field-initializers", "cast-function-type", "sign-compare")  # Cython's own code
+QUIET = (
+    "unused-parameter",
+    "missing-field-initializers",
+    "cast-function-type",
+    "sign-compare",
+)  # Cython's own code
 COMPILE = [
     "-std=c++17", "-fPIC", "-fwrapv", "-DNDEBUG", "-DPY_SSIZE_T_CLEAN", "-DNPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION",
     "-fno-math-errno", "-Wall", "-Wextra", *(f"-Wno-{name}" for name in QUIET),
@@ -97,7 +102,9 @@ class Settings:
 
     @property
     def link_flags(self) -> list[str]:
-        sanitizer = [flag for flag in VARIANTS[self.variant] if flag.startswith(("-fsanitize", "--coverage"))]
+        sanitizer = [
+            flag for flag in VARIANTS[self.variant] if flag.startswith(("-fsanitize", "--coverage"))
+        ]
         return [*sanitizer, *(["-s"] if self.variant == "release" else [])]
 
     @property
@@ -112,7 +119,9 @@ class Record:
 
     fingerprint: str = ""
     translated_from: dict[str, str] = field(default_factory=dict)  # .pyx and .pxd files
-    compiled_from: dict[str, str] = field(default_factory=dict)  # the generated .cpp and our headers
+    compiled_from: dict[str, str] = field(
+        default_factory=dict
+    )  # the generated .cpp and our headers
     seconds: float = 0.0  # CPU time of the last build, the estimate for the next one
 
 
@@ -132,7 +141,9 @@ class Hashes:
         return self._known[path]
 
     def match(self, recorded: dict[str, str]) -> bool:
-        return bool(recorded) and all(self.of(ROOT / path) == digest for path, digest in recorded.items())
+        return bool(recorded) and all(
+            self.of(ROOT / path) == digest for path, digest in recorded.items()
+        )
 
     def record(self, paths: Iterable[Path]) -> dict[str, str]:
         """Hash those of the paths that lie in the checkout; compiler and libraries are part of the fingerprint."""
@@ -184,7 +195,9 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
     """Translate a module to C++ and return the hashes of what it was made from."""
     from Cython.Compiler import Errors, Main, Options
 
-    partial = settings.work / "cpp" / "partial" / cpp.name  # Cython takes the module's name from that of the file
+    partial = (
+        settings.work / "cpp" / "partial" / cpp.name
+    )  # Cython takes the module's name from that of the file
     messages = settings.work / "log" / f"{name}.cython"
     options: dict[str, object] = {
         "output_file": str(partial), "cplus": True, "compiler_directives": settings.directives,
@@ -197,7 +210,11 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
         return Hashes().record([Path(__file__)])
     options |= {"depfile": True, "shared_utility_qualified_name": f"{PACKAGE}.{SHARED}"}
     source = SOURCES / f"{name}.pyx"
-    with messages.open("w") as stream, contextlib.redirect_stderr(stream), contextlib.redirect_stdout(stream):
+    with (
+        messages.open("w") as stream,
+        contextlib.redirect_stderr(stream),
+        contextlib.redirect_stdout(stream),
+    ):
         try:
             result = Main.compile(str(source), Options.CompilationOptions(Options.default_options, **options),
                                   full_module_name=f"{PACKAGE}.{name}")  # fmt: skip
@@ -206,7 +223,9 @@ def _translate(settings: Settings, name: str, cpp: Path) -> dict[str, str]:
             print(error)
             failed = True
     if failed:
-        raise BuildError(f"{name}: Cython cannot translate src/{PACKAGE}/{name}.pyx\n{_first_errors(messages.read_text())}")
+        raise BuildError(
+            f"{name}: Cython cannot translate src/{PACKAGE}/{name}.pyx\n{_first_errors(messages.read_text())}"
+        )
     depfile = Path(f"{partial}.dep")
     made_from = Hashes().record([source, *_depfile_paths(depfile)])
     depfile.unlink()
@@ -222,7 +241,9 @@ def _compile(settings: Settings, name: str, cpp: Path, module: Path) -> tuple[st
         *settings.compiler, *settings.flags, "-include", str(header), *settings.includes, "-MMD", "-MF", str(depfile),
         "-c", str(cpp), "-o", str(partial),
     ]  # fmt: skip
-    warnings = _run(command, f"{name}: g++ cannot compile it", settings.work / "log" / f"{name}.compile")
+    warnings = _run(
+        command, f"{name}: g++ cannot compile it", settings.work / "log" / f"{name}.compile"
+    )
     linked = module.with_suffix(".partial")
     command = [*settings.compiler, "-shared", *settings.link_flags, str(partial), "-o", str(linked)]
     _run(command, f"{name}: g++ cannot link it", settings.work / "log" / f"{name}.link")
@@ -235,25 +256,44 @@ def _compile(settings: Settings, name: str, cpp: Path, module: Path) -> tuple[st
 
 def _run(command: list[str], failure: str, log: Path) -> str:
     """Run a compiler command and return what it printed; raises BuildError with its first errors."""
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    plain = {**os.environ, "LC_ALL": "C"}  # messages without typographic quotes
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=plain,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     log.write_text(f"{shlex.join(command)}\n{done.stderr}")
     if done.returncode:
-        raise BuildError(f"{failure} (whole message: {log.relative_to(ROOT)})\n{_first_errors(done.stderr)}")
+        raise BuildError(
+            f"{failure} (whole message: {log.relative_to(ROOT)})\n{_first_errors(done.stderr)}"
+        )
     return done.stderr
 
 
 def _first_errors(output: str) -> str:
     """Return the lines that name an error, or the last lines if none does."""
     lines = [line for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"error|^\S+\.(pyx|pxd):\d+:\d+:", line, re.IGNORECASE)]
-    return "\n".join(f"    {line[:300]}" for line in (errors or lines[-ERROR_LINES_MAX:])[:ERROR_LINES_MAX])
+    errors = [
+        line for line in lines if re.search(r"error|^\S+\.(pyx|pxd):\d+:\d+:", line, re.IGNORECASE)
+    ]
+    return "\n".join(
+        f"    {line[:300]}" for line in (errors or lines[-ERROR_LINES_MAX:])[:ERROR_LINES_MAX]
+    )
 
 
 def _depfile_paths(depfile: Path) -> list[Path]:
     """Return the prerequisites that a depfile of g++ or Cython lists, as absolute paths."""
     _, _, text = depfile.read_text().replace("\\\n", " ").partition(": ")
-    paths = (Path(part.replace("\\ ", " ")) for part in re.split(r"(?<!\\)\s+", text.strip()) if part)
-    return [Path(os.path.normpath(path if path.is_absolute() else Path.cwd() / path)) for path in paths]
+    paths = (
+        Path(part.replace("\\ ", " ")) for part in re.split(r"(?<!\\)\s+", text.strip()) if part
+    )
+    return [
+        Path(os.path.normpath(path if path.is_absolute() else Path.cwd() / path)) for path in paths
+    ]
 
 
 # -- the whole build, in the parent
@@ -277,14 +317,20 @@ def make_settings(variant: str) -> Settings:
     """Find the compiler and headers; raises BuildError with the next step if one is missing."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     if not shutil.which(compiler[0]):
-        raise BuildError(f"There is no {compiler[0]}, so the core cannot be compiled. apt-get install g++")
+        raise BuildError(
+            f"There is no {compiler[0]}, so the core cannot be compiled. apt-get install g++"
+        )
     include = sysconfig.get_paths()["include"]
     if not (Path(include) / "Python.h").exists():
         number = f"{sys.version_info.major}.{sys.version_info.minor}"
-        raise BuildError(f"There is no {include}/Python.h, so the core cannot be compiled. apt-get install python{number}-dev")
+        raise BuildError(
+            f"There is no {include}/Python.h, so the core cannot be compiled. apt-get install python{number}-dev"
+        )
     import numpy
 
-    compiler_version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    compiler_version = subprocess.run(
+        [*compiler, "--version"], capture_output=True, text=True, check=True
+    ).stdout
     settings = Settings(
         variant, ROOT / "build" / variant, compiler,
         [f"-I{SOURCES}", f"-I{include}", f"-I{numpy.get_include()}"], "",
@@ -319,7 +365,9 @@ def outdated(settings: Settings) -> dict[str, tuple[bool, float]]:
         same = record.fingerprint == settings.fingerprint
         cpp = settings.work / "cpp" / f"{name}.cpp"
         translated = same and cpp.exists() and hashes.match(record.translated_from)
-        compiled = (settings.work / "lib" / f"{name}{SUFFIX}").exists() and hashes.match(record.compiled_from)
+        compiled = (settings.work / "lib" / f"{name}{SUFFIX}").exists() and hashes.match(
+            record.compiled_from
+        )
         if not same:
             write_record(settings.work, name, Record(seconds=0.0))
         if not (translated and compiled):
@@ -353,7 +401,9 @@ def locked(say: Callable[[str], None]) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            say(f"core: another build is running here (process {file.read().strip() or '?'}); waiting for it")
+            say(
+                f"core: another build is running here (process {file.read().strip() or '?'}); waiting for it"
+            )
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -362,7 +412,11 @@ def locked(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def build(
-    variant: str, out: Path, jobs: int, say: Callable[[str], None], progress: Callable[[float, float], None] | None = None
+    variant: str,
+    out: Path,
+    jobs: int,
+    say: Callable[[str], None],
+    progress: Callable[[float, float], None] | None = None,
 ) -> int:
     """Build what is out of date and copy it to `out`. Returns how many modules were built; raises BuildError.
 
@@ -390,7 +444,9 @@ def _build_all(
     ready = multiprocessing.get_context("fork").Event()
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _start_worker, (ready,))
     try:
-        running: dict[Future[str], str] = {pool.submit(build_module, settings, name, todo[name][0]): name for name in order}
+        running: dict[Future[str], str] = {
+            pool.submit(build_module, settings, name, todo[name][0]): name for name in order
+        }
         _precompile(settings)
         ready.set()
         while running:
@@ -405,7 +461,9 @@ def _build_all(
                 if progress:
                     progress(done / total, (time.monotonic() - started) * (total - done) / done)
     except BrokenProcessPool:
-        failures.append("a compiler process was killed, perhaps for want of memory: try again with JOBS=1")
+        failures.append(
+            "a compiler process was killed, perhaps for want of memory: try again with JOBS=1"
+        )
     finally:
         ready.set()
         pool.shutdown(wait=not sys.exc_info()[0], cancel_futures=True)
@@ -439,8 +497,12 @@ def install(settings: Settings, out: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the core.")
-    parser.add_argument("--variant", choices=VARIANTS, default=os.environ.get("CLIPPER_BUILD", "release"))
-    parser.add_argument("--out", type=Path, help="a folder that gets the package clipper_core; default: in place")
+    parser.add_argument(
+        "--variant", choices=VARIANTS, default=os.environ.get("CLIPPER_BUILD", "release")
+    )
+    parser.add_argument(
+        "--out", type=Path, help="a folder that gets the package clipper_core; default: in place"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     out = (arguments.out.resolve() / PACKAGE) if arguments.out else SOURCES
@@ -452,7 +514,9 @@ def main() -> int:
             print(f"core: {fraction:4.0%}, about {left_s:.0f} s left", flush=True)
 
     try:
-        built = build(arguments.variant, out, arguments.jobs, lambda text: print(text, flush=True), show)
+        built = build(
+            arguments.variant, out, arguments.jobs, lambda text: print(text, flush=True), show
+        )
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

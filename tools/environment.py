@@ -23,9 +23,12 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before anything has checked the version
+    raise SystemExit(f"{sys.executable} is older than 3.11. make PYTHON=/path/to/python3.11")
+import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -33,7 +36,7 @@ PYTHON = VENV / "bin" / "python"
 STATE = VENV / ".environment.json"
 PIP = [str(PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input"]
 EXTRAS = {"run": ("demo", "plot"), "develop": ("demo", "plot", "test", "check", "bench")}
-SAY_EVERY_S = 5.0  # where the output is not a terminal
+SAY_EVERY_S = 10.0  # where the output is not a terminal
 LAST_LINES = 10  # of a command that failed
 
 
@@ -134,7 +137,9 @@ def run(steps: list[Step], progress: Progress) -> None:
             process.wait()
 
 
-def _read_lines(step: Step, process: subprocess.Popen[str], lines: queue.Queue[tuple[Step, str | None]]) -> None:
+def _read_lines(
+    step: Step, process: subprocess.Popen[str], lines: queue.Queue[tuple[Step, str | None]]
+) -> None:
     """Put a command's lines into the queue, and None at their end. Runs in a thread of its own."""
     assert process.stdout
     for line in process.stdout:
@@ -160,7 +165,9 @@ def requirements(kind: str) -> tuple[list[str], list[str]]:
     for extra in EXTRAS[kind]:
         wanted += server["project"]["optional-dependencies"][extra]
     ours = ("clipper-container", "clipper-serving")
-    return server["build-system"]["requires"], sorted({name for name in wanted if not name.startswith(ours)})
+    return server["build-system"]["requires"], sorted(
+        {name for name in wanted if not name.startswith(ours)}
+    )
 
 
 def digest(*parts: object) -> str:
@@ -169,7 +176,10 @@ def digest(*parts: object) -> str:
 
 def metadata() -> str:
     """Hash what an editable install writes down: names, versions, dependencies and commands of both projects."""
-    texts = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in ("", "container_sdk")]
+    texts = [
+        tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"]
+        for path in ("", "container_sdk")
+    ]
     return digest(texts, os.path.realpath(ROOT))
 
 
@@ -193,12 +203,19 @@ def make(kind: str, core: str) -> None:
             raise Failure("the core could not be compiled")
         return
     clear = ["--clear"] if PYTHON.exists() and "python" in missing and STATE.exists() else []
-    venv = Step(f"Python {sys.version.split()[0]} in .venv", [sys.executable, "-m", "venv", *clear, str(VENV)], 4)
+    venv = Step(
+        f"Python {sys.version.split()[0]} in .venv",
+        [sys.executable, "-m", "venv", *clear, str(VENV)],
+        4,
+    )
     install_tools = Step("Cython and numpy", [*PIP, *tools], 8)
     compile_core = Step("compiling the core", build_core, 80)
-    install_packages = Step(f"{len(packages)} packages", [*PIP, *packages], 20 if kind == "run" else 35)
+    install_packages = Step(
+        f"{len(packages)} packages", [*PIP, *packages], 20 if kind == "run" else 35
+    )
     editable = Step(
-        "clipper itself", [*PIP, "--no-build-isolation", "--no-deps", "-e", "./container_sdk", "-e", "."], 5, {"CLIPPER_CORE": "none"},
+        "clipper itself", [*PIP, "--no-build-isolation", "--no-deps", "-e", "./container_sdk", "-e", "."], 5,
+        {"CLIPPER_CORE": "none"},
     )  # fmt: skip
     done = {
         "python": (venv,), "tools": (install_tools,), f"packages-{kind}": (install_packages,), "editable": (editable,),
@@ -219,11 +236,10 @@ def make(kind: str, core: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the environment of this checkout in .venv.")
     parser.add_argument("kind", choices=EXTRAS)
-    parser.add_argument("--core", default=os.environ.get("CLIPPER_BUILD", "release"), help="the variant of the core")
+    parser.add_argument(
+        "--core", default=os.environ.get("CLIPPER_BUILD", "release"), help="the variant of the core"
+    )
     arguments = parser.parse_args()
-    if sys.version_info < (3, 11):
-        print(f"{sys.executable} is older than 3.11. make PYTHON=/path/to/python3.11", file=sys.stderr)
-        return 1
     (ROOT / "build").mkdir(exist_ok=True)
     with (ROOT / "build" / "environment.lock").open("w") as lock:
         try:

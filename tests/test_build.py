@@ -1,0 +1,157 @@
+"""Build a small core of three modules with tools/build_core.py: what is built again, what stops it, what is told."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parent.parent / "tools"
+HEADER = "static inline int answer(void) { return 42; }\n"
+ADDER = """cdef extern from "answer.hpp" nogil:
+    int answer()
+
+def total(int a):
+    return a + answer()
+"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++"),
+]
+
+
+class Checkout:
+    """A folder with the build's tool and a core of three modules: `plain`, `base` and `adder`, which reads a header."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sources = root / "src" / "clipper_core"
+        if self.sources.exists():
+            return
+        self.sources.mkdir(parents=True)
+        (root / "tools").mkdir()
+        shutil.copy(TOOLS / "build_core.py", root / "tools")
+        (self.sources / "__init__.py").touch()
+        (self.sources / "answer.hpp").write_text(HEADER)
+        (self.sources / "adder.pyx").write_text(ADDER)
+        (self.sources / "base.pyx").write_text("def double(int a):\n    return 2 * a\n")
+        (self.sources / "plain.pyx").write_text("def name():\n    return 'plain'\n")
+
+    def change(self) -> None:
+        """Give each module other code."""
+        for source in self.sources.glob("*.pyx"):
+            source.write_text(f"{source.read_text()}\n\ndef changed():\n    return True\n")
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            str(self.root / "tools" / "build_core.py"),
+            "--variant",
+            "debug",
+            "--jobs",
+            "2",
+        ]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def build(self) -> str:
+        """Build and return what was printed; fails the test if the build fails."""
+        process = self.start()
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+        return output
+
+    def call(self, expression: str) -> str:
+        code = f"from clipper_core import adder, base, plain; print(({expression}))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(self.root / "src")},
+            capture_output=True, text=True, check=True, cwd=self.root,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    checkout = Checkout(tmp_path_factory.mktemp("built"))
+    assert "compiling 4 of 4 modules" in checkout.build()
+    return checkout
+
+
+@pytest.fixture
+def checkout(built: Checkout, tmp_path: Path) -> Checkout:
+    """A copy of a checkout that is built: the three modules are up to date."""
+    shutil.copytree(built.root, tmp_path, dirs_exist_ok=True)
+    return Checkout(tmp_path)
+
+
+def test_only_what_changed_is_built_again(checkout: Checkout) -> None:
+    assert checkout.call("adder.total(1), base.double(4), plain.name()") == "(43, 8, 'plain')"
+    for source in checkout.sources.glob("*.pyx"):
+        source.touch()  # a fresh checkout has new times and the same content
+    assert checkout.build() == ""
+    (checkout.sources / "answer.hpp").write_text(HEADER.replace("42", "43"))
+    assert "compiling 1 of 4 modules" in checkout.build()
+    assert checkout.call("adder.total(1)") == "44"
+    (checkout.sources / "plain.pyx").unlink()
+    checkout.build()
+    assert not list(checkout.sources.glob("plain*.so")), (
+        "a module whose source is gone stays importable"
+    )
+
+
+def test_a_failing_build_names_the_module_and_the_error_in_its_last_lines(
+    checkout: Checkout,
+) -> None:
+    (checkout.sources / "answer.hpp").write_text(
+        "static inline int answer(void) { return nothing; }\n"
+    )
+    (checkout.sources / "plain.pyx").write_text("def name(:\n")
+    process = checkout.start()
+    output, _ = process.communicate()
+    last = "\n".join(output.splitlines()[-10:])
+    assert process.returncode == 1
+    assert "2 of 2 modules failed" in last
+    assert "adder: g++ cannot compile it" in last
+    assert "'nothing' was not declared" in last
+    assert "plain: Cython cannot translate" in last
+    (checkout.sources / "answer.hpp").write_text(HEADER)
+    (checkout.sources / "plain.pyx").write_text("def name():\n    return 'mended'\n")
+    checkout.build()
+    assert checkout.call("plain.name()") == "mended"
+
+
+def test_a_killed_build_continues_and_leaves_whole_files(checkout: Checkout) -> None:
+    checkout.change()
+    linked = {
+        path: path.stat().st_mtime_ns
+        for path in (checkout.root / "build" / "debug" / "lib").iterdir()
+    }
+    process = checkout.start()
+    while process.poll() is None and all(
+        path.stat().st_mtime_ns == before for path, before in linked.items()
+    ):
+        time.sleep(0.01)  # until the first module is linked
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    again = checkout.build()
+    assert "compiling 2 of 4" in again or "compiling 3 of 4" in again, again
+    assert checkout.call("adder.changed(), base.changed(), plain.changed()") == "(True, True, True)"
+    assert checkout.build() == ""
+
+
+def test_two_builds_at_once_give_one_whole_core(checkout: Checkout) -> None:
+    checkout.change()
+    builds = [checkout.start() for _ in range(2)]
+    outputs = [process.communicate()[0] for process in builds]
+    assert [process.returncode for process in builds] == [0, 0], outputs
+    assert sum("compiling" in output for output in outputs) == 1, "both compiled"
+    assert checkout.call("adder.changed(), base.changed(), plain.changed()") == "(True, True, True)"
