@@ -172,6 +172,21 @@ cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
     return True
 
 
+cdef u64 _empty_lists(const Header* header) noexcept nogil:
+    """How many empty lists a row without elements holds, 0 for other rows: the dimensions before the first 0, multiplied.
+
+    Whoever writes such a row as JSON writes each of them, although the frame has no byte for it.
+    `_row_bytes` has returned True for the header, so the product does not overflow.
+    """
+    cdef u64 lists = 1
+    cdef u32 i
+    for i in range(header.rank):
+        if header.dims[i] == 0:
+            return lists
+        lists *= header.dims[i]
+    return 0
+
+
 cdef u64 row_bytes_of(const Header* header) noexcept nogil:
     cdef u64 nbytes
     return nbytes if header.rank <= DIMS_MAX and _row_bytes(header, &nbytes) else 0
@@ -209,7 +224,7 @@ cdef bint _are_flags(const u8* bytes, u64 n) noexcept nogil:
 cdef Status _open_fixed(const Header* header, const Limits* limits, Cursor* cursor, Rows* out) noexcept nogil:
     if not _row_bytes(header, &out.row_bytes):
         return BAD_FRAME
-    if header.kind == REPLY and out.row_bytes > limits.output_bytes_max:
+    if header.kind == REPLY and (out.row_bytes > limits.output_bytes_max or _empty_lists(header) > EMPTY_LISTS_MAX):
         return TOO_LARGE
     out.data_bytes = out.row_bytes * out.n      # below 2**63: _row_bytes has seen to it
     return OK if _take(cursor, out.data_bytes, &out.data) else BAD_FRAME

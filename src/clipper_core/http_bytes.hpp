@@ -1,6 +1,7 @@
 // Bytes that grow at the end and are used up from the front; a queue between threads; a table of numbers to pointers.
 //
-// Memory that runs out is not an exception: what could not be put is lost, `lost` says so, and its owner closes the connection.
+// Memory that runs out is not an exception here: nothing below throws. What could not be put is lost, `lost` says so (or the
+// function returns false), and its owner answers 503 or closes the connection.
 #pragma once
 
 #include <cstring>
@@ -11,6 +12,19 @@
 #include "machine.hpp"
 
 namespace clipper {
+
+template <class T> T* make() noexcept { return new (std::nothrow) T(); }  // nullptr: there is no memory
+
+// Makes room for `n` items, so that push_back up to there cannot fail. False: there is no memory, and nothing has changed.
+template <class T> bool make_room(std::vector<T>& items, std::size_t n) noexcept {
+    if (items.capacity() >= n) return true;
+    try {
+        items.reserve(items.capacity() * 2 > n ? items.capacity() * 2 : n);
+        return true;
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+}
 
 struct Bytes {
     std::uint8_t* data = nullptr;
@@ -93,11 +107,11 @@ struct Post {
     int fd = -1;
     bool closed = false;
 
-    bool put(void* item) {  // false: nobody takes any more
+    bool put(void* item) {  // false: nobody takes any more, or there is no memory
         bool first;
         {
             std::lock_guard<std::mutex> lock(guard);
-            if (closed) return false;
+            if (closed || !make_room(waiting, waiting.size() + 1)) return false;
             first = waiting.empty();
             waiting.push_back(item);
         }
@@ -109,6 +123,14 @@ struct Post {
         std::lock_guard<std::mutex> lock(guard);
         into.swap(waiting);
     }
+    bool append_to(std::vector<void*>& into) {  // false: there is no memory, and what waits still waits
+        std::lock_guard<std::mutex> lock(guard);
+        if (!make_room(into, into.size() + waiting.size())) return false;
+        eventfd_drain(fd);
+        into.insert(into.end(), waiting.begin(), waiting.end());
+        waiting.clear();
+        return true;
+    }
     void close() {  // what waits can still be taken
         std::lock_guard<std::mutex> lock(guard);
         closed = true;
@@ -117,8 +139,17 @@ struct Post {
 
 struct Lookup {
     std::unordered_map<std::uint64_t, void*> found;
+    std::vector<std::uint64_t> listed;  // has room for all keys
 
-    void put(std::uint64_t key, void* item) { found[key] = item; }
+    bool put(std::uint64_t key, void* item) {  // false: there is no memory, and nothing has changed
+        if (!make_room(listed, found.size() + 1)) return false;
+        try {
+            found[key] = item;
+            return true;
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+    }
     void* take(std::uint64_t key) {  // nullptr: it is not there
         auto at = found.find(key);
         if (at == found.end()) return nullptr;
@@ -127,9 +158,10 @@ struct Lookup {
         return item;
     }
     std::uint64_t size() const { return found.size(); }
-    void all(std::vector<std::uint64_t>& keys) const {
-        keys.clear();
-        for (auto& one : found) keys.push_back(one.first);
+    const std::vector<std::uint64_t>* all() {  // the keys; until the next call
+        listed.clear();
+        for (auto& one : found) listed.push_back(one.first);
+        return &listed;
     }
     void* get(std::uint64_t key) const {
         auto at = found.find(key);

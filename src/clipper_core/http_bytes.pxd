@@ -5,6 +5,8 @@ from libcpp.vector cimport vector
 from clipper_core.machine cimport u8, u64
 
 cdef extern from "http_bytes.hpp" namespace "clipper" nogil:
+    T* make[T]() noexcept               # NULL: no memory
+    bint make_room[T](vector[T]& items, size_t n) noexcept      # for n items in all; False: no memory
     cdef cppclass Bytes:
         bint lost                       # memory ran out: something that was put is not there
         u64 size() noexcept
@@ -23,12 +25,13 @@ cdef extern from "http_bytes.hpp" namespace "clipper" nogil:
         void shrink(u64 most) noexcept
     cdef cppclass Post:
         int fd                          # an eventfd
-        bint put(void* item) noexcept
+        bint put(void* item) noexcept   # False: closed, or no memory
         void take_all(vector[void*]& into) noexcept
+        bint append_to(vector[void*]& into) noexcept    # False: no memory, nothing was taken
         void close() noexcept
     cdef cppclass Lookup:
-        void put(u64 key, void* item) noexcept
+        bint put(u64 key, void* item) noexcept          # False: no memory
         void* take(u64 key) noexcept
         void* get(u64 key) noexcept
         u64 size() noexcept
-        void all(vector[u64]& keys) noexcept
+        const vector[u64]* all() noexcept               # the keys, until the next call

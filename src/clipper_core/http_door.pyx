@@ -17,6 +17,7 @@ from posix.unistd cimport close as close_fd, usleep
 from clipper_core.delivery cimport Mailbox, mailbox_arm, mailbox_look_at_all
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport Future, future_at_once, future_new
+from clipper_core.http_bytes cimport make
 from clipper_core.http_line cimport (LINE, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news, line_close,
                                      line_drain, line_look, line_open, line_read, line_settle)
 from clipper_core.http_route cimport HotRoute, HotTable
@@ -83,26 +84,33 @@ cdef Worker* _least(Shared* s) noexcept nogil:
 
 
 cdef Order* _order_new(u32 kind) noexcept nogil:
-    cdef Order* order = new Order()
+    """NULL: there is no memory."""
+    cdef Order* order = make[Order]()
+    if order == NULL:
+        return NULL
     order.kind, order.fd = kind, -1
     return order
 
 
 cdef void _give_line(Worker* w, int fd, u32 returns) noexcept nogil:
     cdef Order* order = _order_new(ADOPT)
-    order.fd, order.returns = fd, returns
-    if not w.post.put(order):
-        close_fd(fd)
-        del order
+    if order != NULL:
+        order.fd, order.returns = fd, returns
+        if w.post.put(order):
+            return
+    close_fd(fd)
+    del order
 
 
 cdef void _to_python(Shared* s, int fd) noexcept nogil:
     """One too many: the refusal is said there."""
-    cdef Given* given = new Given()
-    given.kind, given.fd = LINE, fd
-    if not s.away.put(given):
-        close_fd(fd)
-        del given
+    cdef Given* given = make[Given]()
+    if given != NULL:
+        given.kind, given.fd = LINE, fd
+        if s.away.put(given):
+            return
+    close_fd(fd)
+    del given
 
 
 cdef void _accept(Worker* w, int listener) noexcept nogil:
@@ -169,15 +177,15 @@ cdef void _obey(Worker* w) noexcept nogil:
 
 cdef void _look_up_table(Worker* w) noexcept nogil:
     """In the middle of a turn: another table, and nothing else; what it finds beside waits for the next turn."""
-    cdef vector[void*] orders
-    cdef size_t i
-    w.version = w.shared.version.load(acquire)
-    w.post.take_all(orders)
-    for i in range(orders.size()):
-        if (<Order*> orders[i]).kind == LOOK_AT:
-            _obey_one(w, <Order*> orders[i])
-        else:
-            w.later.push_back(orders[i])
+    cdef size_t i, first = w.later.size()
+    cdef u64 version = w.shared.version.load(acquire)
+    if not w.post.append_to(w.later):
+        return
+    w.version = version
+    for i in range(first, w.later.size()):
+        if (<Order*> w.later[i]).kind == LOOK_AT:
+            _obey_one(w, <Order*> w.later[i])
+            w.later[i] = NULL
 
 
 cdef void _obey_later(Worker* w) noexcept nogil:
@@ -185,7 +193,8 @@ cdef void _obey_later(Worker* w) noexcept nogil:
     cdef size_t i
     orders.swap(w.later)
     for i in range(orders.size()):
-        _obey_one(w, <Order*> orders[i])
+        if orders[i] != NULL:
+            _obey_one(w, <Order*> orders[i])
 
 
 # -- news --------------------------------------------------------------------------------------------------------------
@@ -200,15 +209,15 @@ cdef void _news_of(Worker* w, u64 key) noexcept nogil:
 cdef bint _drain_mailbox(Worker* w, Mailbox* box) noexcept nogil:
     cdef u64 key
     cdef bint any = False
-    cdef vector[u64] keys
+    cdef const vector[u64]* keys
     cdef size_t i
     while box.ids.pop(&key):
         _news_of(w, key)
         any = True
     if mailbox_look_at_all(box[0]):
-        w.waiting.all(keys)
+        keys = w.waiting.all()
         for i in range(keys.size()):
-            _news_of(w, keys[i])
+            _news_of(w, keys[0][i])
         any = True
     return any
 
@@ -347,6 +356,12 @@ cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
     return w
 
 
+cdef Order* _checked(Order* order) except NULL:
+    if order == NULL:
+        raise_for(NO_MEMORY, "no memory for an order to the HTTP door")
+    return order
+
+
 cdef class Door:
     """Threads: run(i) is the body of worker i, one each; the other methods any, `take` one at a time.
 
@@ -355,7 +370,7 @@ cdef class Door:
     """
 
     def __cinit__(self, engines, u32 workers, bytes prefix, *, double header_s, double idle_s, u64 connections_max,
-                  u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, finish):
+                  u64 header_bytes_max, u64 body_bytes_max, u32 pipeline_max, u64 unsent_bytes_max, finish):
         cdef Settings* s
         cdef u32 i
         if not 1 <= workers <= WORKERS_MAX:
@@ -371,7 +386,7 @@ cdef class Door:
         s.header_us, s.idle_us = <u64> (header_s * 1e6), <u64> (idle_s * 1e6)
         s.look_us = min(<u64> LOOK_US_MAX, min(s.header_us // 4, s.idle_us // 4))
         s.connections_max, s.header_bytes_max, s.body_bytes_max = connections_max, header_bytes_max, body_bytes_max
-        s.pipeline_max = pipeline_max
+        s.pipeline_max, s.unsent_bytes_max = pipeline_max, unsent_bytes_max
         self.table = HotTable({})
         for i in range(workers):
             self.shared.workers.push_back(_worker_new(self.shared, i))
@@ -456,7 +471,7 @@ cdef class Door:
             self.retired.append(self.table)
             self.table = table
             for i in range(<u32> self.shared.workers.size()):
-                order = _order_new(LOOK_AT)
+                order = _checked(_order_new(LOOK_AT))
                 order.table = table.state
                 table.state.users.fetch_add(1, relaxed)
                 self._order(i, order)
@@ -512,7 +527,7 @@ cdef class Door:
         """Take a connection that is between two requests; the descriptor is the door's now. False: it takes none any more, and
         nothing was done."""
         cdef Worker* w = _least(self.shared)
-        cdef Order* order = _order_new(ADOPT)
+        cdef Order* order = _checked(_order_new(ADOPT))
         order.fd, order.returns = fd, returns
         if w.post.put(order):
             return True
@@ -521,7 +536,7 @@ cdef class Door:
 
     def answer(self, u32 worker, u64 ticket, bytes response, bint close):
         """The response of an Ending. close: the connection's last."""
-        cdef Order* order = _order_new(ANSWERED)
+        cdef Order* order = _checked(_order_new(ANSWERED))
         order.ticket, order.close = ticket, close
         order.bytes.put(<const char*> response, len(response))
         self._order(worker, order)
@@ -532,10 +547,10 @@ cdef class Door:
         """Accept no more, close what is idle, the others after their responses."""
         cdef u32 i
         for i in range(<u32> self.shared.workers.size()):
-            self._order(i, _order_new(CLOSE_UP))
+            self._order(i, _checked(_order_new(CLOSE_UP)))
 
     def stop(self):
         """Ask run() to return; it closes what is open."""
         cdef u32 i
         for i in range(<u32> self.shared.workers.size()):
-            self._order(i, _order_new(STOP))
+            self._order(i, _checked(_order_new(STOP)))

@@ -19,7 +19,7 @@ cdef enum GivenKind:            # to Python
 
 cdef struct Settings:
     u64 header_us, idle_us, look_us
-    u64 connections_max, header_bytes_max, body_bytes_max
+    u64 connections_max, header_bytes_max, body_bytes_max, unsent_bytes_max
     u32 pipeline_max
 
 cdef cppclass Given:
@@ -41,9 +41,11 @@ cdef cppclass Line:
     bint leaving                # the next request is Python's: it goes there once all before it are answered
     bint last                   # closed once `out` is sent
     bint partial                # a request is partly there
-    bint full                   # there may be whole requests left, beyond pipeline_max
+    bint full                   # there may be whole requests left, beyond pipeline_max or unsent_bytes_max
+    bint starved                # memory ran out: 503 once all before it are answered, then closed
     u64 since_us                # when that request began, or the last response left
     u64 stalled_us              # since when the client has not read; 0: it reads
+    u64 ready_bytes             # of responses that wait for those before them
     Bytes input, out
     Exchange* first
     Exchange* tail

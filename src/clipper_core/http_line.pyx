@@ -6,6 +6,9 @@ waiting. That is done between two requests, when every response before has left,
 bytes, and no request has two. Python, which knows all of HTTP and every error, gives a connection back that has only asked plain
 things for a while.
 
+Memory that runs out costs one request, not the server: it is answered by 503, or its connection is closed when there is no
+memory for that either.
+
 A query that ends in anything but a plain prediction stays here and has its response made there: under overload, when many do,
 their connections must not all move.
 
@@ -17,6 +20,7 @@ from posix.unistd cimport close as close_fd
 
 from clipper_core.delivery cimport (DeliveryState, delivery_ring, delivery_tell_outside, slot_ask, slot_boxes, slot_state,
                                     slot_try_cancel)
+from clipper_core.http_bytes cimport make, make_room
 from clipper_core.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http_route cimport (OPEN, OTHER, VALUE, Came, RouteState, query_answer, query_ask, query_drop, query_home,
                                       route_at)
@@ -48,6 +52,11 @@ cdef enum:
     KEPT_TEXT_BYTES = 4096      # and a spare exchange
     WORKER_FROM = 1048576       # bytes of a body from which on Python reads it, on a thread of its own
 
+cdef const char* NO_MEMORY_RESPONSE = (
+    "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n"
+    "content-length: 106\r\nconnection: close\r\n\r\n"
+    "{\"type\":\"urn:clipper:error:http-503\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"out of memory.\"}")
+
 
 # -- coming and going --------------------------------------------------------------------------------------------------
 
@@ -61,16 +70,28 @@ cdef void _watch(Worker* w, Line* line, u32 events) noexcept nogil:
     epoll_ctl(w.epoll_fd, EPOLL_CTL_MOD, line.fd, &event)
 
 
-cdef Line* line_open(Worker* w, int fd, u32 returns) noexcept nogil:
-    cdef Line* line = new Line()
-    cdef epoll_event event
+cdef bint _place(Worker* w, Line* line) noexcept nogil:
+    """Give the line an index. False: there is no memory. Once it has one, forgetting it needs no memory."""
+    cdef size_t n = w.lines.size() + 1
     if w.free_lines.size():
         line.index = w.free_lines.back()
         w.free_lines.pop_back()
         w.lines[line.index] = line
-    else:
-        line.index = <u32> w.lines.size()
-        w.lines.push_back(line)
+        return True
+    if not (make_room(w.lines, n) and make_room(w.freed, n) and make_room(w.free_lines, n)):
+        return False
+    line.index = <u32> w.lines.size()
+    w.lines.push_back(line)
+    return True
+
+
+cdef Line* line_open(Worker* w, int fd, u32 returns) noexcept nogil:
+    cdef Line* line = make[Line]()
+    cdef epoll_event event
+    if line == NULL or not _place(w, line):
+        del line
+        close_fd(fd)
+        return NULL
     line.fd, line.returns, line.since_us, line.watched = fd, returns, monotonic_us(), EPOLLIN
     clipper_send_at_once(fd)
     event.events = EPOLLIN
@@ -101,8 +122,12 @@ cdef void line_close(Worker* w, Line* line) noexcept nogil:
 
 
 cdef void _hand_over(Worker* w, Line* line) noexcept nogil:
-    cdef Given* given = new Given()
+    cdef Given* given = make[Given]()
     cdef epoll_event event
+    if given == NULL:
+        line.leaving, line.starved = False, True
+        line_settle(w, line)
+        return
     epoll_ctl(w.epoll_fd, EPOLL_CTL_DEL, line.fd, &event)
     given.kind, given.fd, given.returns = LINE, line.fd, line.returns
     given.age_us = w.now_us - line.since_us if line.partial and w.now_us > line.since_us else 0
@@ -116,9 +141,10 @@ cdef void _hand_over(Worker* w, Line* line) noexcept nogil:
 # -- exchanges ---------------------------------------------------------------------------------------------------------
 
 cdef Exchange* _exchange(Worker* w) noexcept nogil:
+    """NULL: there is no memory."""
     cdef Exchange* x = w.spare
     if x == NULL:
-        return new Exchange()
+        return make[Exchange]()
     w.spare = x.next
     return x
 
@@ -172,6 +198,21 @@ cdef void _give_up(Worker* w, Line* line) noexcept nogil:
         _put_back(w, x)
     line.tail = NULL
     line.open = 0
+    line.ready_bytes = 0
+
+
+cdef void _set_ready(Exchange* x) noexcept nogil:
+    """Its response is in `text`, and leaves after those before it."""
+    x.how = READY
+    x.line.ready_bytes += x.text.size()
+
+
+cdef void _starve(Exchange* x) noexcept nogil:
+    """Its response is that there is no memory."""
+    x.text.clear()
+    x.text.put_text(NO_MEMORY_RESPONSE)
+    x.close = True
+    _set_ready(x)
 
 
 cdef void _flush(Worker* w, Line* line) noexcept nogil:
@@ -183,6 +224,7 @@ cdef void _flush(Worker* w, Line* line) noexcept nogil:
         if line.first == NULL:
             line.tail = NULL
         line.open -= 1
+        line.ready_bytes -= x.text.size()
         line.out.put(x.text.at(), x.text.size())
         line.out.lost = line.out.lost or x.text.lost
         line.last = x.close
@@ -195,7 +237,11 @@ cdef void _flush(Worker* w, Line* line) noexcept nogil:
 
 cdef void _ask_python(Worker* w, Exchange* x) noexcept nogil:
     """Its future goes there, and comes back as bytes."""
-    cdef Given* given = new Given()
+    cdef Given* given = make[Given]()
+    if given == NULL:
+        _over(x)
+        _starve(x)
+        return
     given.kind, given.worker, given.fd = ENDING, w.number, -1
     given.ticket = w.shared.tickets.fetch_add(1, relaxed)
     given.query.route, given.query.block, given.query.slot = x.query.route, x.query.block, x.query.slot
@@ -206,11 +252,10 @@ cdef void _ask_python(Worker* w, Exchange* x) noexcept nogil:
     x.query.block = NULL
     x.query.value.tag = TAG_NONE
     x.how, x.key = BY_PYTHON, given.ticket
-    w.tickets.put(x.key, x)
-    if not w.shared.away.put(given):            # it takes no more: the server is at its end
+    if not w.tickets.put(x.key, x) or not w.shared.away.put(given):     # no memory, or the server is at its end
         w.tickets.take(x.key)
         _over_given(given)
-        x.how, x.close = READY, True
+        _starve(x)
 
 
 cdef void _over_given(Given* given) noexcept nogil:
@@ -246,7 +291,7 @@ cdef void exchange_news(Worker* w, Exchange* x) noexcept nogil:
     if (slot_state(x.query.block[0], slot) == OK
             and _answer(w, x, &value, x.query.block.latency_us[slot], &x.text)):
         _over(x)
-        x.how = READY
+        _set_ready(x)
     else:
         _ask_python(w, x)
     if line.first == x and x.how == READY:
@@ -257,7 +302,8 @@ cdef void exchange_news(Worker* w, Exchange* x) noexcept nogil:
 cdef void exchange_answered(Worker* w, Exchange* x, const Bytes* text, bint close) noexcept nogil:
     cdef Line* line = x.line
     x.text.put(text.at(), text.size())
-    x.how, x.close = READY, close or x.close
+    x.close = close or x.close
+    _set_ready(x)
     if line.first == x:
         _flush(w, line)
         line_settle(w, line)
@@ -269,6 +315,9 @@ cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head, c
     """Ask, and answer if that can be done at once. False: it is Python's, and nothing was asked."""
     cdef Exchange* x = _exchange(w)
     cdef Came came
+    if x == NULL:
+        line.starved = True
+        return True
     x.query.route, x.query.began_us, x.query.binary = route, monotonic_us(), False
     came = query_ask(&x.query, head, body, &w.row)
     if came == OTHER:
@@ -282,8 +331,8 @@ cdef bint _request(Worker* w, Line* line, RouteState* route, const Head* head, c
             line.last = x.close
             _put_back(w, x)
             return True
-        x.how = READY
         _append(line, x, x.close)
+        _set_ready(x)
         return True
     _append(line, x, False)
     if came == OPEN:
@@ -298,14 +347,23 @@ cdef void _wait(Worker* w, Exchange* x) noexcept nogil:
     cdef DeliveryState* d = query_home(&x.query)
     x.how = NOT_YET
     x.key = x.query.block.first_id + x.query.slot
+    if not (make_room(w.over, w.over.size() + 1) and w.waiting.put(x.key, x)):
+        _cancel(x)
+        _over(x)
+        _starve(x)
+        return
     for i in range(w.inboxes.size()):
         if w.inboxes[i].delivery == d:
             if slot_ask(x.query.block[0], x.query.slot, w.inboxes[i].bit):
-                w.waiting.put(x.key, x)
                 delivery_ring(d)
                 return
-    w.waiting.put(x.key, x)     # it has ended already
-    w.over.push_back(x.key)
+    w.over.push_back(x.key)     # it has ended already
+
+
+cdef bint _has_room(Worker* w, Line* line) noexcept nogil:
+    """Whether another request of the line may be answered: a client that asks without end, or does not read, waits."""
+    return (line.open < w.shared.settings.pipeline_max
+            and line.out.size() + line.ready_bytes < w.shared.settings.unsent_bytes_max)
 
 
 cdef u64 _parse(Worker* w, Line* line, const u8* at, u64 n) noexcept nogil:
@@ -315,8 +373,8 @@ cdef u64 _parse(Worker* w, Line* line, const u8* at, u64 n) noexcept nogil:
     cdef u64 used = 0, whole
     cdef int found
     line.full = False
-    while used < n and not line.last:
-        if line.open >= w.shared.settings.pipeline_max:
+    while used < n and not line.last and not line.starved:
+        if not _has_room(w, line):
             line.full = True
             break
         found = head_read(at + used, n - used, &head)
@@ -366,7 +424,7 @@ cdef void line_read(Worker* w, Line* line) noexcept nogil:
     cdef ssize_t n = -1
     cdef u64 used
     if to == NULL:
-        line_close(w, line)
+        line_settle(w, line)                    # its input says that it is lost
         return
     while n < 0:
         n = recv(line.fd, to, BUFFER_BYTES if fresh else MORE_BYTES, 0)
@@ -408,14 +466,29 @@ cdef bint _send(Worker* w, Line* line) noexcept nogil:
     return True
 
 
+cdef void _answer_starved(Line* line) noexcept nogil:
+    """503, once it is this one's turn, and nothing after it."""
+    line.input.clear()
+    line.partial = line.full = line.leaving = False
+    line.starved = True
+    if line.open == 0 and not line.last:
+        line.out.put_text(NO_MEMORY_RESPONSE)
+        line.last = True
+
+
 cdef void line_settle(Worker* w, Line* line) noexcept nogil:
-    cdef bint sent = line.out.size() != 0
-    if line.out.lost or line.input.lost:
+    cdef bint sent
+    if line.first != NULL and line.first.how == READY:
+        _flush(w, line)
+    if line.starved or line.input.lost:
+        _answer_starved(line)
+    sent = line.out.size() != 0
+    if line.out.lost:
         line_close(w, line)
         return
     if sent and not _send(w, line):
         return
-    while line.full and line.out.size() == 0 and line.open < w.shared.settings.pipeline_max and not line.last:
+    if line.full and line.out.size() == 0 and _has_room(w, line) and not line.last:
         _advance(w, line)
         if line.out.size() and not _send(w, line):
             return
@@ -430,10 +503,10 @@ cdef void line_settle(Worker* w, Line* line) noexcept nogil:
             line.since_us = w.now_us
             line.input.shrink(KEPT_BYTES)
             line.out.shrink(KEPT_BYTES)
-    if line.out.size():
-        _watch(w, line, EPOLLOUT)
+    if line.out.size() or (line.full and not line.last and _has_room(w, line)):
+        _watch(w, line, EPOLLOUT)               # nothing to send, but more to answer: in the next turn, after the others
     else:
-        _watch(w, line, 0 if line.leaving or line.last or line.full else EPOLLIN)
+        _watch(w, line, 0 if line.leaving or line.last or line.full or line.starved else EPOLLIN)
 
 
 cdef void line_look(Worker* w, Line* line) noexcept nogil:

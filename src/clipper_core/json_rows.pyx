@@ -67,14 +67,28 @@ cdef inline u32 _digits(const u8** at, const u8* end, u64* mantissa) noexcept no
     return n
 
 
+cdef inline bint _exponent(const u8** at, const u8* end, i64* exponent) noexcept nogil:
+    """Read the digits of an exponent; counting stops above EXPONENT_MAX. False: there is no digit, or it is too large."""
+    cdef const u8* p = at[0]
+    cdef i64 n = 0
+    while p < end and _is_digit(p[0]):
+        n = min(10 * n + (p[0] - 48), <i64> EXPONENT_MAX + 1)
+        p += 1
+    if p == at[0] or n > EXPONENT_MAX:
+        return False
+    at[0] = p
+    exponent[0] = n
+    return True
+
+
 cdef bint json_read_f64(Text* text, double* value) noexcept nogil:
     cdef const u8* p = text.at
     cdef const u8* end = text.end
     cdef bint negative = p < end and p[0] == 45
     cdef bint down
-    cdef u64 mantissa = 0, exponent = 0
+    cdef u64 mantissa = 0
     cdef u32 whole, fraction = 0
-    cdef i64 power
+    cdef i64 power, exponent = 0
     cdef const u8* first = p
     p += negative
     cdef const u8* digits = p
@@ -91,9 +105,9 @@ cdef bint json_read_f64(Text* text, double* value) noexcept nogil:
         p += 1
         down = p < end and p[0] == 45
         p += p < end and (p[0] == 45 or p[0] == 43)
-        if _digits(&p, end, &exponent) == 0 or exponent > EXPONENT_MAX:
+        if not _exponent(&p, end, &exponent):
             return False
-        power += -<i64> exponent if down else <i64> exponent
+        power += -exponent if down else exponent
     text.at = p
     if whole + fraction <= DIGITS_MAX and mantissa < EXACT and -22 <= power <= 22:
         value[0] = <double> mantissa / TENS[-power] if power < 0 else <double> mantissa * TENS[power]

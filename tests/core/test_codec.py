@@ -223,6 +223,8 @@ def fits(header: FrameHeader, payload: bytes) -> bool:
         parts = [math.prod(header.shape) * item * header.rows]
         if math.prod(size for size in header.shape if size) * item * header.rows >= 2**63:
             return False
+        if header.kind == Kind.REPLY and 0 in header.shape and math.prod(header.shape[: header.shape.index(0)]) > 4096:
+            return False
     if header.flags & Flag.SESSIONS:
         parts.append(8 * header.rows)
     if header.flags & Flag.CONFIDENCE:
@@ -345,6 +347,19 @@ def test_limits() -> None:
     assert values_of(opened(packed, payload_bytes_max=10_000)[1]) == ["x" * 10_000]
     with refused(Status.TOO_LARGE):
         opened(packed, payload_bytes_max=9_999)
+
+
+@pytest.mark.parametrize("shape", [(2**31, 2**31, 0), (30_000_000, 0), (4097, 0), (64, 65, 0), (5, 2**20, 0, 2**10)])
+def test_a_reply_of_many_empty_lists_is_refused(shape: tuple[int, ...]) -> None:
+    frame = encode_frame(Kind.REPLY, dtype=DType.F64, shape=shape, rows=1)
+    with refused(Status.TOO_LARGE, Status.BAD_FRAME):
+        opened(frame)
+
+
+@pytest.mark.parametrize("shape", [(0,), (4096, 0), (0, 30_000_000), (64, 64, 0, 1000)])
+def test_a_reply_of_few_empty_lists_is_taken(shape: tuple[int, ...]) -> None:
+    rows = opened(encode_frame(Kind.REPLY, dtype=DType.F64, shape=shape, rows=1))[1]
+    assert rows.data.shape == (1, *shape)
 
 
 def test_a_checked_payload_is_checked() -> None:

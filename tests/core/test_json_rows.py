@@ -38,6 +38,27 @@ def test_doubles_are_those_of_python_to_the_last_bit(seed: int) -> None:
         assert struct.pack("<d", found[0]) == struct.pack("<d", float(text)), text
 
 
+@pytest.mark.parametrize("sign", ["", "-", "+"])
+@pytest.mark.parametrize("wrap", [1 << 32, 1 << 63, 1 << 64, 1 << 65, 10 * (1 << 64)])
+def test_an_exponent_beyond_64_bits_is_not_read_as_a_small_one(sign: str, wrap: int) -> None:
+    for more in range(4):
+        assert scalar("f64", f"-1e{sign}{wrap + more}") is None
+        assert scalar("f64", f"1e{sign}{wrap + more}") is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_with_very_long_parts_are_those_of_python_or_none(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(2000):
+        parts = [str(rng.getrandbits(rng.choice((3, 20, 63, 64, 65, 130)))) for _ in range(3)]
+        text = f"{rng.choice(['', '-'])}{parts[0]}"
+        text += f".{parts[1]}" if rng.random() < 0.5 else ""
+        text += f"{rng.choice('eE')}{rng.choice(['', '-', '+'])}{parts[2]}" if rng.random() < 0.7 else ""
+        found = scalar("f64", text)
+        if found is not None:
+            assert struct.pack("<d", found[0]) == struct.pack("<d", float(text)), text
+
+
 ENDS = ["1e400", "-1e400", "1e-400", "4.9e-324", "2.2250738585072014e-308", "1.7976931348623157e308", "0e0", "-0", "-0.0"]
 
 

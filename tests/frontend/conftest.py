@@ -148,6 +148,17 @@ class FakeEar:
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, Any]] = []
+        self.posted: list[Callable[[], object]] = []
+
+    def post(self, step: Callable[[], object]) -> None:
+        self.posted.append(step)
+
+    def turn(self) -> int:
+        """Call what was posted before this turn; returns how many."""
+        posted, self.posted = self.posted, []
+        for step in posted:
+            step()
+        return len(posted)
 
     def hear(self, future: Any, told: Any) -> bool:
         if future.done():
@@ -169,7 +180,10 @@ class Line:
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def feed(self, data: bytes) -> "Line":
+        """Receive `data`, and let the loop have as many turns as it needs."""
         self.connection.data_received(data)
+        while self.ear.turn():
+            pass
         return self
 
     def at(self, now_s: float) -> "Line":

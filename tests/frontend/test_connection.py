@@ -1,10 +1,17 @@
 """A connection without a socket: order, limits, times, and every way to make two readers differ about a message."""
 
+import gzip
+import hashlib
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clipper.frontend.messages import Later, Outcome, Request, Response, Work, head_of
+from clipper.errors import ClipperError
+from clipper.frontend.access import Access
+from clipper.frontend.http import PIECE_BYTES
+from clipper.frontend.messages import Later, Outcome, Request, Response, Work, head_of, inflating
 from tests.frontend.conftest import Line
 
 
@@ -46,6 +53,8 @@ class Waiting:
         line.ear.waiting = [pair for pair in line.ear.waiting if pair[0] is not future]
         for _, told in waiting:
             told(future)
+        while line.ear.turn():
+            pass
 
 
 def get(path: str, *headers: str) -> bytes:
@@ -167,6 +176,117 @@ def test_an_offer_of_another_protocol_is_declined() -> None:
     assert Line(echo).feed(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + get("/b")).statuses == [405]
     smuggled = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nUpgrade: x\r\n\r\n0\r\n\r\n"
     assert Line(echo).feed(smuggled).statuses == [400]
+
+
+OFFER = ("Connection: upgrade", "Upgrade: websocket")
+REFUSED_WITH_OFFER = {
+    "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n",
+    "no host": b"GET / HTTP/1.1\r\n",
+    "Transfer-Encoding in HTTP/1.0": b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n",
+    "a body that is too long": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n",
+    "an unknown expectation": b"POST / HTTP/1.1\r\nHost: a\r\nExpect: x\r\nContent-Length: 1\r\n",
+    "two codings": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n",
+}
+
+
+@pytest.mark.parametrize("head", REFUSED_WITH_OFFER.values(), ids=REFUSED_WITH_OFFER.keys())
+def test_what_is_refused_without_an_offer_of_another_protocol_is_refused_with_one(head: bytes) -> None:
+    (alone,) = Line(echo).feed(head + b"\r\n" + b"1\r\na\r\n0\r\n\r\n").statuses
+    offered = head + "\r\n".join([*OFFER, "", ""]).encode() + b"1\r\na\r\n0\r\n\r\n"
+    assert alone >= 400
+    assert Line(echo).feed(offered).statuses == [alone]
+
+
+def test_an_offer_of_another_protocol_does_not_lose_what_is_said_of_the_connection() -> None:
+    line = Line(echo).feed(get("/a", "Connection: upgrade, close", "Upgrade: h2c") + get("/b"))
+    assert line.statuses == [200]
+    assert b"connection: close" in line.transport.written
+    line = Line(echo).feed(b"GET /a HTTP/1.0\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
+    assert b"connection: close" in line.transport.written
+
+
+def test_many_offers_of_another_protocol_are_answered_without_recursion() -> None:
+    line = Line(echo).feed(get("/a", *OFFER) * 3000 + get("/b"))
+    replies = line.transport.replies()
+    assert [status for status, _, _ in replies] == [200] * 3001
+    assert replies[-1][2] == b"/b|"
+
+
+def test_a_request_that_finds_no_memory_is_answered_503() -> None:
+    def handle(request: Request) -> Outcome:
+        raise MemoryError
+
+    line = Line(handle).feed(get("/") * 2)
+    assert line.statuses == [503, 503]
+    assert b"retry-after" in line.transport.written
+    line = Line(echo)
+    line.service.is_plain = handle  # type: ignore[assignment]
+    assert line.feed(get("/")).statuses == [503]
+
+
+# -- what one client may cost the others
+
+
+def test_a_client_is_not_sent_more_than_it_takes() -> None:
+    asked: list[int] = []
+
+    def handle(request: Request) -> Outcome:
+        asked.append(1)
+        return Response(200, bytes(300_000))
+
+    line = Line(handle, unsent_bytes_max=1 << 20)
+    whole = get("/a") * 60
+    line.connection.data_received(whole)
+    assert len(asked) == 4, "of one turn of the loop"
+    assert line.transport.paused
+    line.ear.turn()
+    assert len(asked) == 8
+    line.connection.pause_writing()
+    while line.ear.turn():
+        pass
+    assert len(asked) == 8, "while the client does not read"
+    line.connection.resume_writing()
+    while line.ear.turn():
+        pass
+    assert len(asked) == 60
+    assert not line.transport.paused
+
+
+def test_the_requests_of_one_turn_are_bounded_whatever_they_cost() -> None:
+    line = Line(echo, pipeline_max=8)
+    line.connection.data_received(get("/a") * 1000)
+    seen = line.transport.written.count(b"HTTP/1.1 200")
+    assert seen == 8
+    while line.ear.turn():
+        now = line.transport.written.count(b"HTTP/1.1 200")
+        assert now - seen <= 8
+        seen = now
+    assert seen == 1000
+
+
+def test_a_refusal_comes_after_the_requests_before_it() -> None:
+    line = Line(echo, pipeline_max=2).feed(get("/a") * 5 + b"nonsense\r\n\r\n")
+    assert line.statuses == [200] * 5 + [400]
+
+
+def test_a_trailer_without_end_is_refused() -> None:
+    line = Line(echo, header_bytes_max=1000, body_bytes_max=1 << 20)
+    line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: ")
+    for _ in range(20):
+        line.feed(b"a" * 100)
+    assert line.statuses == [431]
+    line = Line(echo, header_bytes_max=1000)
+    line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;")
+    for _ in range(20):
+        line.feed(b"a" * 100)
+    assert line.statuses == [431]
+
+
+def test_a_chunked_body_of_many_pieces_is_read_whole() -> None:
+    chunks = b"".join(b"%x\r\n%s\r\n" % (n, b"x" * n) for n in (1, 5, 3 * PIECE_BYTES, 2))
+    line = Line(echo, header_bytes_max=512)
+    line.feed(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n" + get("/b"))
+    assert [len(body) for _, _, body in line.transport.replies()] == [2 + 8 + 3 * PIECE_BYTES, 3]
 
 
 def test_continue_is_said_when_it_is_asked_for() -> None:
@@ -383,16 +503,43 @@ def test_draining_closes_what_is_idle_and_the_rest_after_its_answer() -> None:
 
 
 def test_a_compressed_body_is_read_up_to_its_bound() -> None:
-    import gzip
-    import zlib
+    def fed(data: bytes, coding: str) -> Line:
+        line = Line(inflating(echo, 1 << 20)).feed(post("/", data, f"Content-Encoding: {coding}"))
+        for run, exchange in line.work:
+            try:
+                exchange.settle(run())
+            except ClipperError as error:
+                exchange.fail(error)
+        return line
 
     for coding, data in (("gzip", gzip.compress(b"plain")), ("deflate", zlib.compress(b"plain")), ("identity", b"plain")):
-        assert Line(echo).feed(post("/", data, f"Content-Encoding: {coding}")).transport.replies()[0][2] == b"/|plain"
+        assert fed(data, coding).transport.replies()[0][2] == b"/|plain"
     bomb = gzip.compress(bytes(10 << 20))
-    assert Line(echo, body_bytes_max=1 << 20).feed(post("/", bomb, "Content-Encoding: gzip")).statuses == [413]
+    assert fed(bomb, "gzip").statuses == [413]
     broken: dict[str, Any] = {"gzip": b"no gzip", "br": b"x", "deflate": zlib.compress(b"plain")[:-3]}
     for coding, data in broken.items():
-        assert Line(echo).feed(post("/", data, f"Content-Encoding: {coding}")).statuses in ([400], [415])
+        assert fed(data, coding).statuses in ([400], [415])
+
+
+def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_ask(tmp_path: Path) -> None:
+    body = gzip.compress(bytes(1 << 20))
+    asked: list[int] = []
+
+    def handle(request: Request) -> Outcome:
+        asked.append(len(request.body))
+        return Response(200, b"")
+
+    access = Access()
+    (tmp_path / "keys").write_text(f"ann sha256:{hashlib.sha256(b'secret').hexdigest()}\n")
+    access.add_keys(str(tmp_path / "keys"), "")
+    line = Line(access.asking(inflating(handle, 2 << 20)))
+    line.feed(post("/", body, "Content-Encoding: gzip"))
+    assert (line.statuses, line.work) == ([401], [])
+    line.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
+    assert asked == []
+    ((run, exchange),) = line.work
+    exchange.settle(run())
+    assert (line.statuses, asked) == ([401, 200], [1 << 20])
 
 
 @pytest.mark.parametrize("value", [b"b\nc", b"b\r\nX: c", b"b\0"])

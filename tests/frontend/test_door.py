@@ -42,6 +42,10 @@ def twice(rows: Any) -> Any:
     return 2 * total(rows)
 
 
+def big(rows: Any) -> Any:
+    return np.full((len(rows), 100_000), 0.25)
+
+
 def broken(rows: Any) -> Any:
     raise ValueError("it is broken")
 
@@ -55,6 +59,8 @@ def server() -> Iterator[clipper.ClipperServer]:
         started.deploy("any", outputs, input="f64[1]", row_by_row=False, batching={"mode": "static", "size_max": 1})
         started.deploy("sure", sure, input="f32[2]")
         started.deploy("long", lambda rows: [float(len(row)) for row in rows], input="f64[*]")
+        started.deploy("big", big, input="f64[1]")
+        started.app("big", models=["big"], slo_ms=10_000)
         started.deploy("broken", broken, input="f64[1]")
         started.app("total", models=["sum"], slo_ms=10_000)
         started.app("single", models=["sum"], slo_ms=10_000, policy="single")
@@ -412,3 +418,29 @@ def test_workers_share_the_connections(workers: int) -> None:
         for line in lines:
             line.close()
         assert ask(server.http_address, "GET", "/api/total").status == 200
+
+
+def answered_by(server: clipper.ClipperServer, pattern: str) -> int:
+    frontends: Any = server._frontends
+    return int(frontends._counts["address"].row("POST", pattern).codes().get(200, 0))
+
+
+@pytest.mark.parametrize("strange", [False, True])
+def test_a_client_that_does_not_read_is_not_answered_on(server: clipper.ClipperServer, strange: bool) -> None:
+    """64 KiB of requests for a cached answer of 500 kB: some of them are answered, and others are served meanwhile."""
+    one = request("/api/big/predict", '{"input":[1]}', strange)
+    exchanged(server, one)
+    before = answered_by(server, "/api/{}/predict")
+    count = (64 << 10) // len(one)
+    with connect(server) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        line.sendall(one * count)
+        for _ in range(20):
+            (reply,) = exchanged(server, request("/api/total/predict", '{"input":[1,2,3]}', strange))
+            assert b'"output":6.0' in reply
+        assert answered_by(server, "/api/{}/predict") - before < 20 + 64 < count
+        received = 0
+        while received < 64 * 500_000:
+            piece = line.recv(1 << 20)
+            assert piece
+            received += len(piece)

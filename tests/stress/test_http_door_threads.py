@@ -23,7 +23,7 @@ CLIENTS = 4
 ROUNDS = 150
 LIMITS: Any = {
     "header_s": 5.0, "idle_s": 60.0, "connections_max": 1000, "header_bytes_max": 4096, "body_bytes_max": 1 << 20,
-    "pipeline_max": 8,
+    "pipeline_max": 8, "unsent_bytes_max": 1 << 16,
 }  # fmt: skip
 ENDED = b"HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n"
 AWAY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"

@@ -15,7 +15,7 @@ from clipper.frontend.exporter import Exporter
 from clipper.frontend.hot import Hot
 from clipper.frontend.influx import InfluxPush
 from clipper.frontend.listeners import Handle, Listeners
-from clipper.frontend.messages import Outcome, Request, Response, answer_json
+from clipper.frontend.messages import Outcome, Request, Response, answer_json, inflating
 from clipper.frontend.node import Node
 from clipper.frontend.repository import Repository
 from clipper.frontend.rest import Rest
@@ -100,10 +100,11 @@ class Frontends:
             self._push.start()
         each: list[tuple[str, str, Handle]] = []
         if settings.address:
-            asked = self._access.asking(_finding(self.routes))
+            asked = self._access.asking(inflating(_finding(self.routes), settings.body_bytes_max))
             each.append(("address", settings.address, crossing(settings.cors_origins, asked)))
         if settings.admin:
-            each.append(("admin", settings.admin, _guarded(guard(settings, self._access.tokens), _finding(self.admin_routes))))
+            managed = inflating(_finding(self.admin_routes), settings.body_bytes_max)
+            each.append(("admin", settings.admin, _guarded(guard(settings, self._access.tokens), managed)))
         if self._node.config.grpc.address:
             self._start_grpc()
         if not each:

@@ -126,7 +126,7 @@ class Hot:
         self.door = Door(
             engines, http.workers, secrets.token_hex(6).encode(), header_s=http.header_s, idle_s=http.idle_s,
             connections_max=http.connections_max, header_bytes_max=http.header_bytes_max, body_bytes_max=http.body_bytes_max,
-            pipeline_max=http.pipeline_max, finish=finish,
+            pipeline_max=http.pipeline_max, unsent_bytes_max=http.unsent_bytes_max, finish=finish,
         )  # fmt: skip
         self._threads = [
             threading.Thread(target=self.door.run, args=(i,), name="clipper-http-door", daemon=True) for i in range(http.workers)

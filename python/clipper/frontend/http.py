@@ -11,7 +11,9 @@ with two. Everything a client can make grow has a bound (`[http]`), and everythi
 connections every so often, instead of timers for each.
 
 A connection keeps its requests in order: each has an `Exchange`, and responses leave from the front of the queue. A request
-is handled at once, on the loop's thread, unless its body is large or its handler asks for a worker thread. A client that hangs
+is handled at once, on the loop's thread, unless its body is large or its handler asks for a worker thread. What one connection
+can have done in one turn of the loop is bounded (`PIECE_BYTES` read, `http.pipeline_max` requests, `http.unsent_bytes_max` of
+responses): the rest waits until the others had their turn, or until the client has taken what it was sent. A client that hangs
 up cancels its queries. A connection that is refused is read on for a moment, or the client's kernel would throw the response
 away.
 """
@@ -25,21 +27,18 @@ from typing import Any
 
 import httptools
 
-from clipper.errors import ClipperError, TooLarge
+from clipper.errors import ClipperError, OutOfMemory, TooLarge
 from clipper.frontend.exchange import Exchange
 from clipper.frontend.exporter import Exporter
 from clipper.frontend.messages import (
     KNOWN_HEADERS,
     REPEATED,
-    Later,
     Outcome,
     Refused,
     Request,
-    Response,
-    Streamed,
     Work,
-    inflate,
     problem,
+    settled,
 )
 from clipper.frontend.traces import Trace, begin_trace
 from clipper.metrics.http_counts import HttpCounts
@@ -50,6 +49,7 @@ from clipper_core.http_door import Door
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
 _WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
+PIECE_BYTES = 16 << 10  # that the parser is fed at once
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 _PLAIN_FOR_RETURN = 2  # requests in a row of the door's kind, before it has the connection back; twice as many each time
@@ -124,6 +124,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._open: deque[Exchange] = deque()
+        self._parsed: deque[Exchange | ClipperError] = deque()  # requests, or the refusal of one, that wait for their turn
+        self._kept = b""  # received and not parsed
+        self._is_posted = False  # whether `_advance` will be called
+        self._turn_requests = self._turn_bytes = 0
+        self._raw_headers: list[tuple[bytes, bytes]] = []
         self._phase = _IDLE
         self._since_s = 0.0
         self._stalled_s = 0.0
@@ -138,7 +143,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._open) or self._phase != _IDLE
+        return bool(self._open or self._parsed or self._kept) or self._phase != _IDLE
 
     @property
     def is_chunking(self) -> bool:
@@ -169,6 +174,11 @@ class Connection(asyncio.Protocol):
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        self._parsed.clear()
+        self._kept = b""
 
     def eof_received(self) -> bool:
         """The client is gone, as far as anybody can tell: the transport closes, and that cancels what it asked."""
@@ -182,12 +192,13 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.full = False
         self._regulate()
+        self._go_on()
         if self._open and (body := self._open[0].body) is not None:
             body.room()
 
     def _regulate(self) -> None:
         """A client that does not read, or asks without end, is not read."""
-        wanted = self.full or len(self._open) >= self.service.settings.pipeline_max
+        wanted = self.full or bool(self._parsed or self._kept) or len(self._open) >= self.service.settings.pipeline_max
         if wanted != self._paused and not self.gone and not self._transport.is_closing():
             self._paused = wanted
             (self._transport.pause_reading if wanted else self._transport.resume_reading)()
@@ -197,41 +208,105 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        before = self._messages if self._phase == _HEAD else -1
+        if self._kept:
+            self._kept += data
+            return
+        self._turn_requests = self._turn_bytes = 0
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        """Parse piece by piece. When a request is complete and more follows, the others have their turn first."""
+        at, messages = 0, self._messages
+        while at < len(data) and not (self._deaf or self._parsed or self._must_wait() or messages != self._messages):
+            at += self._feed(data[at : at + PIECE_BYTES])
+        self._kept = b"" if self._deaf else data[at:]
+        if self._kept or self._parsed:
+            self._regulate()
+            self._go_on()
+        elif self._plain:
+            self._return()
+
+    def _must_wait(self) -> bool:
+        """Whether the client's next request has to wait: for its responses to leave, or for the turns of others."""
+        settings = self.service.settings
+        return (
+            self.full
+            or len(self._open) >= settings.pipeline_max
+            or self._turn_requests >= settings.pipeline_max
+            or self._turn_bytes >= settings.unsent_bytes_max
+        )
+
+    def _go_on(self) -> None:
+        """Have `_advance` called in the loop's next turn, if there is anything to do then."""
+        if not (self._kept or self._parsed) or self._is_posted or self.full or self.gone:
+            return
+        if len(self._open) < self.service.settings.pipeline_max:
+            self._is_posted = True
+            self.service.ear.post(self._advance)
+
+    def _advance(self) -> None:
+        """Go on with what has waited, as far as there is room."""
+        self._is_posted = False
+        self._turn_requests = self._turn_bytes = 0
+        while self._parsed and not self._must_wait():
+            self._begin(self._parsed.popleft())
+        if self._kept and not (self._deaf or self._parsed or self._must_wait()):
+            kept, self._kept = self._kept, b""
+            self._read(kept)
+        self._regulate()
+        self._go_on()
+
+    def _feed(self, data: bytes) -> int:
+        """Parse; returns how many of the bytes were used: not all, when another protocol was offered."""
+        messages, body_bytes = self._messages, self._body_bytes
+        was_reading = self._phase != _IDLE
+        used = len(data)
         self._feeding = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
+            used = offer.args[0]
+            self._decline()
         except httptools.HttpParserCallbackError as error:
-            _log.exception("reading a request failed", exc_info=error.__context__ or error)
-            self._refuse(Refused(400, "the request cannot be read."))
+            self._refuse(_unreadable(error.__context__ or error))
         except httptools.HttpParserError as error:
             self._refuse(Refused(400, f"the request is no HTTP/1.1: {error}."))
-        self._feeding = False
-        if self._plain:
-            self._return()
-        if self._phase == _HEAD and before == self._messages:
-            self._fed_bytes += len(data)
+        finally:
+            self._feeding = False
+        if was_reading and self._phase != _IDLE and (messages, body_bytes) == (self._messages, self._body_bytes):
+            self._fed_bytes += used  # of a head, or of what is in a body beside it: trailers, and what is said of chunks
             if self._fed_bytes > self.service.settings.header_bytes_max:
                 self._refuse_head()
+        elif self._phase == _BODY:
+            self._fed_bytes = 0
+        return used
 
-    def _decline(self, rest: bytes) -> None:
-        """Another protocol was offered, and the parser stops at the end of the head, body or no body. Nobody has to accept: the
-        same request is read again, without the offer."""
+    def _decline(self) -> None:
+        """Read a request that offers another protocol once more, without the offer, which nobody has to accept.
+
+        The parser has stopped at the end of its head, body or no body. It is given the same head again, header by header, so
+        that everything that is refused without an offer is refused with one.
+        """
         self._upgrade = False
         if self._deaf:
             return
-        method = self._parser.get_method()
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         if method == b"CONNECT":
             self._refuse(Refused(405, "this is no proxy.", headers=((b"allow", b"GET, POST"),)))
             return
+        headers = [b"%s: %s\r\n" % header for header in self._raw_headers if header[0].lower() != b"upgrade"]
+        head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self._url, version, b"".join(headers))
         self._parser = httptools.HttpRequestParser(self)
-        headers = b"".join([b"%s: %s\r\n" % header for header in self._headers.items()])
-        self.data_received(b"%s %s HTTP/1.1\r\n%s\r\n" % (method, self._url, headers) + rest)
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(_unreadable(error.__context__ or error))
+        except httptools.HttpParserError as error:  # an offer without the header Upgrade cannot be
+            self._refuse(Refused(400, f"the request is no HTTP/1.1: {error}."))
 
     def on_message_begin(self) -> None:
         self._phase = _HEAD
+        self._raw_headers = []
         self._since_s = self.service.now_s
         self._head_bytes = self._fed_bytes = self._body_bytes = self._hosts = 0
         self._url = self._body = b""
@@ -242,6 +317,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + 4
+        if self._phase == _HEAD:
+            self._raw_headers.append((name, value))
         known = _canonical.get(name)
         if known is None:
             known = _learn_name(name)
@@ -271,7 +348,7 @@ class Connection(asyncio.Protocol):
         elif b"expect" in self._headers:
             if self._headers[b"expect"].lower() != b"100-continue":
                 self._refuse(Refused(417, "the only expectation known here is 100-continue."))
-            elif not self._open:
+            elif not self._open and not self._parsed:
                 self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
@@ -303,20 +380,30 @@ class Connection(asyncio.Protocol):
             request.trace = self.service.trace_for(self._headers)
         self._body = b""
         exchange = Exchange(self, request, not self._parser.should_keep_alive())
-        self._open.append(exchange)
         self._plain = self._plain + 1 if self.service.is_plain(request) else 0
-        self._handle(exchange)
+        if self._parsed or self._must_wait():
+            self._parsed.append(exchange)
+        else:
+            self._begin(exchange)
+
+    def _begin(self, item: Exchange | ClipperError) -> None:
+        """Handle a request, or answer with the refusal of one. It is its turn."""
+        self._turn_requests += 1
+        if isinstance(item, ClipperError):
+            exchange = Exchange(self, Request("GET", b"", b"", {}, b""), True)
+            self._open.append(exchange)
+            exchange.answer(problem(item, exchange.request.id))
+            return
+        self._open.append(item)
+        self._handle(item)
         if len(self._open) >= self.service.settings.pipeline_max:
             self._regulate()
 
     def _handle(self, exchange: Exchange) -> None:
         service, request = self.service, exchange.request
         try:
-            if b"content-encoding" in request.headers:
-                encoding = request.headers[b"content-encoding"]
-                request.body = inflate(request.body, encoding, service.settings.body_bytes_max)
             if len(request.body) >= _WORKER_FROM:
-                exchange.settle(Work(lambda: _settled(service.handle(request))))
+                exchange.settle(Work(lambda: settled(service.handle(request))))
             else:
                 exchange.settle(service.handle(request))
         except Exception as error:
@@ -336,12 +423,14 @@ class Connection(asyncio.Protocol):
             if self.gone:
                 continue
             if exchange.data:
+                self._turn_bytes += len(exchange.data)
                 transport.write(exchange.data)
             if exchange.close:
                 self._end()
                 return
         if self._paused and not self.full:
             self._regulate()
+            self._go_on()
         if self._phase == _IDLE:
             self._since_s = self.service.now_s
         if self._plain and not self._feeding:
@@ -386,6 +475,7 @@ class Connection(asyncio.Protocol):
         for exchange in self._open:
             exchange.cancel()
         self._open.clear()
+        self._forget_waiting()
         self._stalled_s = self.service.now_s
         if self._phase == _IDLE:
             self._transport.close()
@@ -403,9 +493,10 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         if self._phase == _IDLE:
             self._phase = _HEAD
-        exchange = Exchange(self, Request("GET", b"", b"", {}, b""), True)
-        self._open.append(exchange)
-        exchange.answer(problem(error, exchange.request.id))
+        if self._parsed:
+            self._parsed.append(error)
+        else:
+            self._begin(error)
 
     def _refuse_head(self) -> None:
         most = self.service.settings.header_bytes_max
@@ -437,7 +528,7 @@ class Connection(asyncio.Protocol):
         elif self.full:
             if now_s - self._stalled_s > settings.idle_s:
                 self._transport.abort()
-        elif self._deaf or self._open:
+        elif self._deaf or self._open or self._parsed or self._kept:
             return
         elif self._phase == _IDLE:
             if now_s - self._since_s > settings.idle_s:
@@ -450,10 +541,12 @@ class Connection(asyncio.Protocol):
             self._refuse(Refused(408, slow, "See http.body_bytes_s_min."))
 
 
-def _settled(outcome: Outcome) -> Response | Later | Streamed:
-    while isinstance(outcome, Work):
-        outcome = outcome.run()
-    return outcome
+def _unreadable(error: BaseException) -> ClipperError:
+    """What a request is refused with whose reading raised `error`."""
+    if isinstance(error, MemoryError):
+        return OutOfMemory("no memory for the request.", hint="Send it again, or less in one request.")
+    _log.exception("reading a request failed", exc_info=error)
+    return Refused(400, "the request cannot be read.")
 
 
 def _learn_name(name: bytes) -> bytes:

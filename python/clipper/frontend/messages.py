@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from clipper.errors import ClipperError, InvalidInput, ModelFailed, Overloaded, ShuttingDown, TooLarge
+from clipper.errors import ClipperError, InvalidInput, ModelFailed, OutOfMemory, Overloaded, ShuttingDown, TooLarge
 from clipper.frontend.bodies import Body
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.ear import Future
@@ -167,6 +167,8 @@ def read_json(decoder: "msgspec.json.Decoder[Any]", text: Any, at: str = "$") ->
 def problem(error: Exception, request_id: bytes, content_type: bytes = PROBLEM) -> Response:
     """The one error body: RFC 9457, and `error`, which clients of the Open Inference Protocol read. What is not an error of ours
     is said to be internal, without its words: they may hold paths."""
+    if isinstance(error, MemoryError) and not isinstance(error, ClipperError):
+        error = OutOfMemory("no memory for the request.", hint="Send it again, or less in one request.")
     if not isinstance(error, ClipperError):
         error = ClipperError("an internal error; the server's log has it under this request's id.")
     status = error.status if isinstance(error, Refused) else error.rest_status
@@ -254,6 +256,33 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
     if not inflater.eof or inflater.unused_data:
         raise InvalidInput(f"the body is not one complete stream of {encoding.decode()}.")
     return plain
+
+
+def settled(outcome: Outcome) -> Response | Later | Streamed:
+    """The outcome, with its work done on the calling thread."""
+    while isinstance(outcome, Work):
+        outcome = outcome.run()
+    return outcome
+
+
+def inflating(handle: Handler, size_max: int) -> Handler:
+    """A handler that is given bodies without their Content-Encoding; decompressing them is a worker thread's.
+
+    Whoever may not ask must be refused before: a small body can become one of `size_max` bytes.
+    """
+
+    def inflated(request: Request) -> Outcome:
+        encoding = request.headers.get(b"content-encoding", b"")
+        if encoding.strip().lower() in (b"", b"identity"):
+            return handle(request)
+
+        def run() -> Response | Later | Streamed:
+            request.body = inflate(request.body, encoding, size_max)
+            return settled(handle(request))
+
+        return Work(run)
+
+    return inflated
 
 
 def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:

@@ -46,6 +46,10 @@ class HttpSettings(msgspec.Struct, frozen=True):
     pipeline_max: Annotated[
         int, about("requests of one connection without a response, above which it is not read", "requests", ge=1, le=65_536)
     ] = 64
+    unsent_bytes_max: Annotated[
+        int,
+        about("responses that a client has not taken, above which its connection is not read", "bytes", ge=4096, le=1 << 30),
+    ] = 256 << 10
     header_bytes_max: Annotated[int, about("request line and headers", "bytes", ge=512, le=1 << 20)] = 16 << 10
     body_bytes_max: Annotated[
         int, about("a body, also once decompressed", "bytes", ge=1024, le=1 << 31)
