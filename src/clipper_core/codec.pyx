@@ -173,11 +173,9 @@ cdef bint _row_bytes(const Header* header, u64* out) noexcept nogil:
 
 
 cdef u64 _empty_lists(const Header* header) noexcept nogil:
-    """How many empty lists a row without elements holds, 0 for other rows: the dimensions before the first 0, multiplied.
+    """How many empty lists a row without elements is as JSON, 0 for other rows: the dimensions before the first 0, multiplied.
 
-    Whoever writes such a row as JSON writes each of them, although the frame has no byte for it.
-    `_row_bytes` has returned True for the header, so the product does not overflow.
-    """
+    `_row_bytes` has returned True for the header, so the product does not overflow."""
     cdef u64 lists = 1
     cdef u32 i
     for i in range(header.rank):

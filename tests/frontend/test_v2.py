@@ -183,3 +183,10 @@ def test_metadata_of_types() -> None:
     assert v2.described("x", InputType.parse("i32[*]")) == [{"name": "x", "datatype": "INT32", "shape": [-1, -1]}]
     assert v2.described("x", InputType.parse("bool[2,2]")) == [{"name": "x", "datatype": "BOOL", "shape": [-1, 2, 2]}]
     assert v2.described("x", InputType.parse("any")) == []
+
+
+@pytest.mark.parametrize("shape", [[30_000_000, 0], [2**31, 2**31, 0], [0, 2**40], [4097, 0]])
+def test_a_tensor_of_many_empty_rows_is_refused(shape: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="cannot have the shape"):
+        v2.checked_shape("input", "FP64", shape, {})
+    assert v2.checked_shape("input", "FP64", [4096, 0], {}) == (4096, 0)

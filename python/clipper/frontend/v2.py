@@ -27,6 +27,7 @@ _OF_DTYPE: Final = {np.dtype(code): name for name, code in DATATYPES.items()}
 _OF_OURS: Final = {"bool": "BOOL", "str": "BYTES", "bytes": "BYTES"}
 _RANK_MAX: Final = 8
 _ELEMENTS_MAX: Final = 1 << 31
+EMPTY_ROWS_MAX: Final = 4096  # dimensions of a tensor without elements, multiplied where they are not 0
 INPUT, OUTPUT = "input", "output"
 
 
@@ -137,7 +138,8 @@ def checked_shape(name: str, datatype: str, dims: Iterable[int], parameters: Map
         known = ", ".join((*DATATYPES, "BYTES"))
         raise InvalidInput(f"tensor {name[:64]!r} has datatype {datatype[:20]!r}.", hint=f"Known: {known}.")
     shape = tuple(dims)
-    if len(shape) > _RANK_MAX or any(n < 0 for n in shape) or math.prod(shape) > _ELEMENTS_MAX:
+    elements_max = _ELEMENTS_MAX if all(shape) else EMPTY_ROWS_MAX  # rows without elements cost a sender no bytes
+    if len(shape) > _RANK_MAX or any(n < 0 for n in shape) or math.prod(n for n in shape if n) > elements_max:
         raise InvalidInput(f"tensor {name[:64]!r} cannot have the shape {shape[:20]}.")
     return shape
 
