@@ -14,7 +14,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full check stress asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
+.PHONY: help works-with venv build demo test quick test-full check stress soak asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
   .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -54,6 +54,9 @@ check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy
 
 stress: .venv/.installed  ## the stress tests at twenty times their size
 	@CLIPPER_STRESS=$${CLIPPER_STRESS:-20} $(PY) -m pytest tests/stress $(ARGS)
+
+soak: .venv/.installed  ## a mixed load with a fault every 5 s; memory, descriptors and answers are checked (ARGS="--minutes 120")
+	@$(PY) -m tests.soak $(ARGS)
 
 asan: .venv/.installed  ## core, stress and simulation tests under the sanitizers of addresses and undefined behaviour
 	@$(call sanitize,$@,tests/core tests/stress tests/simulation,-k "not memory_comes_back and not similar_rows")
