@@ -15,7 +15,7 @@ from clipper.frontend.messages import Outcome, Request
 from clipper.settings.http import HttpSettings
 from clipper_container.model import Scored
 
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
 PATIENCE_S = 10.0
 
 

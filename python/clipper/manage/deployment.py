@@ -102,7 +102,7 @@ class Deployment:
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = Deployers(
-            self._on_replica, _restart_policy(config.server), config.docker, Owner(folder.run, str(folder.folder or ""))
+            self._on_replica, restart_policy(config.server), config.docker, Owner(folder.run, str(folder.folder or ""))
         )
         self._failures: dict[VersionedModel, str] = {}
         environments = Environments(folder.environments, config.server.pip_args, config.server.build_s)
@@ -510,10 +510,11 @@ def _row_type(input: InputType) -> tuple[str, tuple[int, ...]]:
     return input.dtype, row_shape(input)
 
 
-def _restart_policy(server: ServerSettings) -> RestartPolicy:
+def restart_policy(server: ServerSettings) -> RestartPolicy:
     return RestartPolicy(
         backoff_s_min=server.restart_ms_min / 1000,
         backoff_s_max=server.restart_ms_max / 1000,
         exits_max=server.restarts_max,
         window_s=server.restart_window_s,
+        grace_s=server.stop_grace_s,
     )

@@ -76,6 +76,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
         int, about("deaths within `restart_window_s` after which a container stays down", ge=0, le=1000)
     ] = 3
     restart_window_s: Annotated[float, about("the time over which deaths are counted", "s", ge=1, le=86_400)] = 30.0
+    stop_grace_s: Annotated[
+        float, about("time that a container has from SIGTERM to SIGKILL when it is stopped", "s", ge=0, le=3600)
+    ] = 5.0
     stuck_s: Annotated[
         float, about("a container this long overdue with a batch is restarted, though it is heard", "s", ge=0.1, le=86_400)
     ] = 60.0

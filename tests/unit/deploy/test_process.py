@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+from clipper import load_config
 from clipper.deploy import ContainerSpec, EventKind, ProcessDeployer, ReplicaEvent, ReplicaState, RestartPolicy
 from clipper.deploy.process import TOKEN_ENV, command, describe_exit
+from clipper.manage.deployment import restart_policy
 
 QUICK = RestartPolicy(backoff_s_min=0.005, backoff_s_max=0.02, grace_s=5.0)
 
@@ -275,3 +277,9 @@ def test_exits_in_words():
     assert describe_exit(-9) == "killed (SIGKILL)"
     assert describe_exit(-64) == "killed (SIGRTMAX)"
     assert describe_exit(-50) == "killed (signal 50)"
+
+
+def test_settings_of_the_server_are_those_of_its_containers():
+    settings = load_config(stop_grace_s=0.25, restarts_max=7, restart_ms_min=30, restart_ms_max=400, restart_window_s=9).server
+    policy = restart_policy(settings)
+    assert policy == RestartPolicy(backoff_s_min=0.03, backoff_s_max=0.4, exits_max=7, window_s=9.0, grace_s=0.25)

@@ -1,0 +1,372 @@
+"""Changes the code in small ways and counts how many of the changes the tests notice.
+
+    python -m tests.mutants                    50 mutants, seed 1, two at a time
+    python -m tests.mutants --seed 7 --count 10
+    python -m tests.mutants --only python/clipper/mesh --list
+
+A mutant is one change of one function of python/clipper or container_sdk/src: a comparison flipped, a condition
+negated, `and` swapped with `or`, a number moved by one, True and False swapped, a statement, `return` or `await`
+dropped. Each is made in a copy of the checkout, where the test files that name what the module defines are run, the
+most relevant first, until one fails. A test that kills a mutant must pass on the unchanged copy. A mutant that makes
+tests take longer than the limit is killed too. tests/mutants.toml lists mutants that change nothing ("equivalent").
+The exit status is 0 if at least 90 % of the others are killed.
+"""
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.run import descendants, kill_all, read_times
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("python/clipper", "container_sdk/src/clipper_container")
+SCORE_MIN = 0.9
+MUTANT_LIMIT_S = 400.0  # the tests of one mutant; longer is a kill
+TESTS_MAX_S = 60.0  # expected duration of the test files that a mutant is shown
+FILES_MAX = 12
+FILE_DEFAULT_S = 3.0
+
+FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv}
+LOGGING = re.compile(r"^(self\.)?_?log(ger)?\.|^logging\.|^warnings\.")
+
+LEFT_OUT = ("images", "schedules", "stress", "core")  # rooms that say little of the package, or need the whole machine
+
+# Test files that are shown to every mutant of a package, after those that name what its module defines.
+ALSO: dict[str, tuple[str, ...]] = {
+    "python/clipper/frontend": ("tests/frontend/test_rest.py", "tests/frontend/test_v2_http.py"),
+    "python/clipper/mesh": ("tests/unit/mesh", "tests/simulation/test_mesh.py"),
+    "python/clipper/manage": ("tests/frontend/test_admin.py", "tests/end_to_end/test_management.py"),
+    "python/clipper/params": ("tests/params/test_local.py", "tests/params/test_shard.py", "tests/params/test_replication.py"),
+    "python/clipper/cli": ("tests/unit/test_cli.py", "tests/end_to_end/test_shell.py"),
+    "python/clipper/store": ("tests/store/test_conformance.py",),
+    "python/clipper/selection": ("tests/unit/test_policy.py", "tests/unit/test_ensemble.py"),
+    "python/clipper/deploy": ("tests/end_to_end/test_containers.py",),
+    "container_sdk": ("container_sdk/tests/test_serving.py", "container_sdk/tests/test_host.py"),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change. path: relative to the checkout.  function: where.  start, end: offsets in the file.  old, new: text."""
+
+    path: str
+    line: int
+    function: str
+    start: int
+    end: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        old, new = (" ".join(text.split())[:70] for text in (self.old, self.new))
+        return f"{self.path}:{self.line} {self.function}: {old}  ->  {new}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    mutant: Mutant
+    kind: str  # killed, timeout, survived, equivalent
+    why: str
+    seconds: float
+
+
+# -- making mutants
+
+
+def mutants_of(path: str, text: bytes) -> Iterator[Mutant]:
+    """All changes that can be made to the functions of a file."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for function, node in nodes_in_functions(ast.parse(text)):
+        for new in changes(node):
+            assert isinstance(node, ast.expr | ast.stmt)
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+            yield Mutant(path, node.lineno, function, start, end, text[start:end].decode(), new)
+
+
+def nodes_in_functions(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Statements and expressions of function bodies, with the function's name; no annotations, defaults, decorators."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}".lstrip(".")
+            in_function = not isinstance(child, ast.ClassDef)
+            for statement in child.body:
+                if in_function:
+                    yield from nodes_of(statement, inner)
+                elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield from nodes_in_functions(ast.Module([statement], []), inner)
+
+
+def nodes_of(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield from nodes_in_functions(ast.Module([node], []), function)
+        return
+    if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert) or is_logging(node):
+        return  # texts for people
+    yield function, node
+    for field, value in ast.iter_fields(node):
+        if field == "annotation":
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from nodes_of(child, function)
+
+
+def is_logging(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and bool(LOGGING.match(ast.unparse(node.value)))
+
+
+def changes(node: ast.AST) -> Iterator[str]:
+    """The texts that could stand in the place of a node."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in FLIPPED:
+        yield ast.unparse(ast.Compare(node.left, [FLIPPED[type(node.ops[0])]()], node.comparators))
+    elif isinstance(node, ast.BoolOp):
+        swapped = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield f"({ast.unparse(ast.BoolOp(swapped, node.values))})"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield f"({ast.unparse(node.operand)})"
+    elif isinstance(node, ast.IfExp):
+        yield f"({ast.unparse(ast.IfExp(node.test, node.orelse, node.body))})"
+    elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        yield f"({ast.unparse(ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right))})"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield repr(node.value + 1)
+        yield repr(node.value - 1) if node.value > 0 else repr(node.value + 2)
+    elif isinstance(node, ast.Await | ast.Return) and node.value is not None and not is_none(node.value):
+        yield ast.unparse(node.value)
+    elif is_droppable(node):
+        yield "pass"
+
+
+def is_droppable(node: ast.AST) -> bool:
+    """Whether a statement has an effect beyond its function, or is `continue` or `break`."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call | ast.Await)
+    if isinstance(node, ast.Assign):
+        return isinstance(node.targets[0], ast.Attribute | ast.Subscript)
+    return isinstance(node, ast.AugAssign | ast.Continue | ast.Break)
+
+
+def is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def all_mutants(only: str) -> list[Mutant]:
+    found: list[Mutant] = []
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            place = path.relative_to(ROOT).as_posix()
+            if place.startswith(only):
+                found += mutants_of(place, path.read_bytes())
+    return found
+
+
+# -- which tests concern a module
+
+
+class Relevance:
+    """Finds the test files that concern a mutant: those that name its module, and what the module defines."""
+
+    def __init__(self) -> None:
+        tests = [*(ROOT / "tests").glob("*/**/test_*.py"), *(ROOT / "container_sdk/tests").rglob("test_*.py")]
+        tests = [path for path in tests if path.relative_to(ROOT).parts[1] not in LEFT_OUT]
+        self._words = {path.relative_to(ROOT).as_posix(): Counter(re.findall(r"\w+", path.read_text())) for path in tests}
+        self._times = read_times(ROOT)
+
+    def files(self, mutant: Mutant) -> list[str]:
+        """Test files, the most relevant first, of at most TESTS_MAX_S seconds together."""
+        tree = ast.parse((ROOT / mutant.path).read_bytes())
+        defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+        module = Path(mutant.path).stem if Path(mutant.path).stem != "__init__" else Path(mutant.path).parent.name
+        near = {part for part in mutant.function.split(".") if not part.startswith("_")}
+
+        def weight(path: str) -> float:
+            words = self._words[path]
+            named = sum(min(words[name], 3) for name in defined) + 3 * sum(min(words[name], 3) for name in near)
+            same = 12 * (Path(path).stem == f"test_{module}") + 2 * min(words[module], 3)
+            return (named + same) / (1 + self._seconds(path) / 10)
+
+        chosen, total = [], 0.0
+        for path in sorted(self._words, key=weight, reverse=True):
+            if weight(path) <= 1 or len(chosen) == FILES_MAX or total + self._seconds(path) > TESTS_MAX_S:
+                continue
+            chosen.append(path)
+            total += self._seconds(path)
+        also = [test for place, tests in ALSO.items() if mutant.path.startswith(place) for test in tests]
+        return [*chosen, *(test for test in also if test not in chosen)]
+
+    def _seconds(self, path: str) -> float:
+        return self._times.get(path, FILE_DEFAULT_S)
+
+
+# -- running them
+
+
+class Copy:
+    """A copy of the checkout in which mutants are made, one after another."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+        for place in [*filter(None, listed), *(str(so.relative_to(ROOT)) for so in ROOT.glob("src/clipper_core/*.so"))]:
+            if (ROOT / place).is_file():
+                (root / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / place, root / place)
+        (root / ".venv").symlink_to(ROOT / ".venv")
+
+        self._changed: dict[str, bytes] = {}  # the original text of files that are mutated now
+
+    def mutate(self, mutant: Mutant) -> None:
+        path = self.root / mutant.path
+        text = self._changed[mutant.path] = path.read_bytes()
+        assert text[mutant.start : mutant.end].decode() == mutant.old, f"{mutant.path} changed after the start"
+        path.write_bytes(text[: mutant.start] + mutant.new.encode() + text[mutant.end :])
+
+    def restore(self) -> None:
+        for path, text in self._changed.items():
+            (self.root / path).write_bytes(text)
+        self._changed.clear()
+
+    def run(self, tests: list[str], limit_s: float) -> tuple[str, str]:
+        """Run tests until one fails. Returns (killed | survived | timeout, the test that failed)."""
+        paths = [str(self.root / source) for source in ("python", "src", "container_sdk/src")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *tests]
+        process = subprocess.Popen(
+            command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return "timeout", f"{limit_s:g} s"
+        finally:
+            kill_all([*descendants(process.pid), *([process.pid] if process.poll() is None else [])])
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        if process.returncode in (0, 5):
+            return "survived", ""
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+        return "killed", failed[1] if failed else f"exit status {process.returncode}"
+
+
+class Judge:
+    """Runs the tests of mutants. Threads: any; each call takes one of the copies."""
+
+    def __init__(self, copies: list[Copy], equivalent: list[dict[str, str]]) -> None:
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for copy in copies:
+            self._free.put(copy)
+        self._relevance = Relevance()
+        self._equivalent = equivalent
+        self._unfit: set[str] = set()  # tests that fail on the unchanged copy
+        self._fit: set[str] = set()
+        self._lock = threading.Lock()
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        begun = time.monotonic()
+        for row in self._equivalent:
+            if (row["path"], row["function"], row["old"], row["new"]) == (mutant.path, mutant.function, mutant.old, mutant.new):
+                return Verdict(mutant, "equivalent", row["why"], 0.0)
+        copy = self._free.get()
+        try:
+            kind, why = self._run(copy, mutant)
+        finally:
+            copy.restore()
+            self._free.put(copy)
+        return Verdict(mutant, kind, why, time.monotonic() - begun)
+
+    def _run(self, copy: Copy, mutant: Mutant) -> tuple[str, str]:
+        files = self._relevance.files(mutant)
+        while True:
+            with self._lock:
+                left_out = [word for test in sorted(self._unfit) for word in ("--deselect", test)]
+            copy.mutate(mutant)
+            kind, test = copy.run([*files, *left_out], MUTANT_LIMIT_S)
+            if kind != "killed" or "::" not in test or test in self._fit:
+                return kind, test
+            copy.restore()
+            if copy.run([test], MUTANT_LIMIT_S)[0] == "survived":
+                with self._lock:
+                    self._fit.add(test)
+                return kind, test
+            with self._lock:
+                self._unfit.add(test)  # and once more, without it
+
+
+# -- the command
+
+
+def read_equivalent() -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text()).get("equivalent", [])
+    return rows
+
+
+def score(verdicts: list[Verdict]) -> float:
+    counts = Counter(verdict.kind for verdict in verdicts)
+    real = len(verdicts) - counts["equivalent"]
+    return (counts["killed"] + counts["timeout"]) / real if real else 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", usage=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="a folder or file below the checkout")
+    parser.add_argument("--list", action="store_true", help="print the mutants and their test files; run nothing")
+    chosen = parser.parse_args()
+    candidates = all_mutants(chosen.only)
+    mutants = random.Random(chosen.seed).sample(candidates, min(chosen.count, len(candidates)))
+    if chosen.list:
+        relevance = Relevance()
+        for mutant in mutants:
+            print(mutant, *relevance.files(mutant), sep="\n    ")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    print(f"{len(mutants)} of {len(candidates)} mutants, seed {chosen.seed}", flush=True)
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="clipper-mutants-") as scratch, ThreadPoolExecutor(chosen.jobs) as pool:
+        copies = []
+        for i in range(chosen.jobs):
+            (Path(scratch) / str(i)).mkdir()
+            copies.append(Copy(Path(scratch) / str(i)))
+        judge = Judge(copies, read_equivalent()).judge
+        for done in as_completed([pool.submit(judge, mutant) for mutant in mutants]):
+            verdict = done.result()
+            verdicts.append(verdict)
+            print(f"{verdict.kind:<10} {verdict.mutant}  [{verdict.why}, {verdict.seconds:.0f} s]", flush=True)
+    counts = Counter(verdict.kind for verdict in verdicts)
+    print(*(f"{count} {kind}" for kind, count in sorted(counts.items())), sep=", ")
+    print(f"score {100 * score(verdicts):.0f} % of {len(verdicts) - counts['equivalent']} mutants that are not equivalent")
+    return int(score(verdicts) < SCORE_MIN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Mutants and the comparison of test functions, on small files."""
+
+from pathlib import Path
+
+from tests.compare_tests import match
+from tests.mutants import Mutant, Verdict, all_mutants, mutants_of, score
+
+CODE = b'''"""A text with 1 < 2."""
+LIMIT = 3
+_log = None
+
+
+class Queue:
+    size: int = 4
+
+    async def take(self, n: int = 1, wait=False) -> int:
+        """Take n < 2."""
+        if n < 2 and not wait:
+            return await self.next(n + 1)
+        self.size -= n
+        _log.info("took %d", 5)
+        self.done()
+        raise ValueError(f"{n == 2}")
+'''
+
+
+def test_each_kind_of_change_is_made_in_functions_only() -> None:
+    found = {(mutant.line, mutant.old, mutant.new) for mutant in mutants_of("queue.py", CODE)}
+    assert found == {
+        (11, "n < 2 and not wait", "(n < 2 or not wait)"),
+        (11, "n < 2", "n <= 2"),
+        (11, "2", "3"),
+        (11, "2", "1"),
+        (11, "not wait", "(wait)"),
+        (12, "return await self.next(n + 1)", "await self.next(n + 1)"),
+        (12, "await self.next(n + 1)", "self.next(n + 1)"),
+        (12, "n + 1", "(n - 1)"),
+        (12, "1", "2"),
+        (12, "1", "0"),
+        (13, "self.size -= n", "pass"),
+        (15, "self.done()", "pass"),
+    }
+    assert {mutant.function for mutant in mutants_of("queue.py", CODE)} == {"Queue.take"}
+    for mutant in mutants_of("queue.py", CODE):
+        assert CODE[mutant.start : mutant.end].decode() == mutant.old
+
+
+def test_every_mutant_of_a_module_compiles() -> None:
+    path = "python/clipper/serving/dispatch.py"
+    text = (Path(__file__).resolve().parent.parent / path).read_bytes()
+    mutants = all_mutants(path)
+    assert len(mutants) > 50
+    for mutant in mutants:
+        compile(text[: mutant.start] + mutant.new.encode() + text[mutant.end :], path, "exec")
+
+
+def test_the_score_counts_timeouts_as_kills_and_leaves_equivalent_mutants_out() -> None:
+    mutant = Mutant("queue.py", 1, "f", 0, 1, "a", "b")
+    kinds = ["killed", "timeout", "survived", "survived", "equivalent"]
+    assert score([Verdict(mutant, kind, "", 0.0) for kind in kinds]) == 0.5
+    assert score([]) == 1.0
+
+
+def test_functions_that_were_moved_or_renamed_are_told_from_removed_ones(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, text in ((old, "def test_a():\n    x = 1\n    assert x\ndef test_b():\n    assert 2\ndef test_c(): pass\n"),
+                         (new, "def test_b():\n    assert 3\ndef test_d():\n    x = 1\n    assert x\n")):  # fmt: skip
+        folder.mkdir()
+        (folder / "test_x.py").write_text(text)
+    gone, added = {"test_x.py::test_a", "test_x.py::test_b", "test_x.py::test_c"}, {"test_x.py::test_b", "test_x.py::test_d"}
+    assert match(gone, added, old, new) == {"test_x.py::test_a": "test_x.py::test_d", "test_x.py::test_b": "test_x.py::test_b"}
