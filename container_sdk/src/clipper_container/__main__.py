@@ -131,6 +131,7 @@ def _add_host(verbs: Any) -> None:
     host.add_argument("--loading-max", type=int, default=0, metavar="N", help="loads at once; 0: one a core, 2 at least")
     host.add_argument("--load-s", type=float, default=30.0, metavar="S", help="time that one load may take (30)")
     host.add_argument("--name", default="", help="in messages")
+    host.add_argument("--work-file", default="", metavar="PATH", help="file that says which models are at work (docs/hosts.md)")
     host.add_argument("--threads", type=int, metavar="N", help="threads for BLAS and OpenMP (CLIPPER_THREADS, else 1)")
     host.add_argument("--die-with-parent", nargs="?", type=int, const=0, metavar="PID", help="as for serve")
 

@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from clipper_container.model import Model, Scored
 from clipper_container.outputs import BadOutput, first_rows, spread, to_rows
 from clipper_container.wire import Rows, unpack_map
+from clipper_container.work import WorkRecord
 
 TEXT_BYTES_MAX = 16 << 10
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,6 +32,7 @@ class Evaluator:
     retry_singly: rows of a batch that failed are tried one by one, and only the bad ones are marked.
     row_by_row: the model takes one row and returns one output (`batch=False`).
     pad: rows are added (the last one again) up to a multiple of this; 0 for never.
+    work: of a host of many models: which of them is at work.
     """
 
     model: Model
@@ -37,6 +40,7 @@ class Evaluator:
     retry_singly: bool = False
     row_by_row: bool = False
     pad: int = 0
+    work: WorkRecord | None = None
 
     def run(self, inputs: Any, n: int, *sessions: Any) -> tuple[Rows, int]:
         """Predict `n` rows; sessions: of each, for a model that takes them.
@@ -48,7 +52,8 @@ class Evaluator:
         started = time.perf_counter_ns()
         try:
             given = (inputs, *sessions)
-            rows = self._row_by_row(given, n) if self.row_by_row else self._batch(given, n)
+            with self.work.on(self.name) if self.work is not None else nullcontext():
+                rows = self._row_by_row(given, n) if self.row_by_row else self._batch(given, n)
         except BadOutput as error:
             raise ModelFailed(str(error)) from None
         return rows, (time.perf_counter_ns() - started) // 1000

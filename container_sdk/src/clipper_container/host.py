@@ -29,6 +29,7 @@ from clipper_container.runtime import Artifact, Runtime
 from clipper_container.serve import Refused
 from clipper_container.timers import Timers
 from clipper_container.transport import Disconnected, StopSwitch, connect, parse_address
+from clipper_container.work import WorkRecord
 
 MESSAGE_BYTES_MAX = 1 << 20
 SERVE_MS = 10_000
@@ -116,13 +117,19 @@ class Host:
     """Threads: the one that made it runs `serve`; requests are answered from several."""
 
     def __init__(
-        self, channel: Channel, runtimes: Iterable[Runtime], capacity_bytes: int, loading_max: int, load_s: float
+        self,
+        channel: Channel,
+        runtimes: Iterable[Runtime],
+        capacity_bytes: int,
+        loading_max: int,
+        load_s: float,
+        work: WorkRecord,
     ) -> None:
         self._channel, self._load_s = channel, load_s
         self._runtimes = tuple(runtimes)
         self._timers = Timers()
         self._lines = Lines(self._timers, self._left)
-        self._residents = Residents(self._runtimes, self._lines, self._timers, capacity_bytes, loading_max)
+        self._residents = Residents(self._runtimes, self._lines, self._timers, capacity_bytes, loading_max, work)
         self._asked = ThreadPoolExecutor(4, "clipper-host-ask")  # of what may take its time; all else takes effect in order
         self._state = "STARTING"
         self._verbs: dict[str, _Answer] = {
@@ -204,7 +211,7 @@ class Host:
             "load_timeout_ms": int(self._load_s * 1000),
             "default_size_bytes": residents.sizes.default_bytes(),
             "connections": self._lines.count(),
-            "resident": found,
+            "resident": [] if request.number("brief") else found,
         }
 
     def _load(self, request: Request) -> Future[Any]:
@@ -271,6 +278,7 @@ def run(arguments: Namespace, token: str) -> int:
     try:
         parse_address(arguments.control)
         runtimes = runtimes_of(arguments.runtime)
+        work = WorkRecord(arguments.work_file)
         sock = connect(arguments.control, 10.0)
     except Exception as error:
         print(f"clipper-container host: {explain(error)}", file=sys.stderr, flush=True)
@@ -283,7 +291,7 @@ def run(arguments: Namespace, token: str) -> int:
     loading = arguments.loading_max or max(2, os.cpu_count() or 1)
     gc.collect()
     gc.freeze()  # what is here stays: searches for garbage pass it over. Models, which can go, are loaded later
-    host = Host(Channel(sock), runtimes, capacity, loading, arguments.load_s)
+    host = Host(Channel(sock), runtimes, capacity, loading, arguments.load_s, work)
     try:
         host.serve(token, arguments.name, stop)
     except (EOFError, ValueError, OSError) as error:

@@ -27,6 +27,7 @@ from clipper_container.runtime import Artifact, ArtifactError, Loaded, Runtime
 from clipper_container.serve import Options
 from clipper_container.sizes import Leftovers, Measure, Sizes, trim
 from clipper_container.timers import Timers
+from clipper_container.work import WorkRecord
 
 OVERRUNS_MAX = 3
 PREPARE_S = 60.0  # to import what models of a type need, beside the time of the load
@@ -96,13 +97,16 @@ class Resident:
 class Residents:
     """Threads: any."""
 
-    def __init__(self, runtimes: Iterable[Runtime], lines: Lines, timers: Timers, capacity_bytes: int, loading_max: int) -> None:
+    def __init__(
+        self, runtimes: Iterable[Runtime], lines: Lines, timers: Timers, capacity_bytes: int, loading_max: int, work: WorkRecord
+    ) -> None:
         self._by_type: dict[str, Runtime] = {}
         for runtime in runtimes:
             for type in runtime.types:
                 self._by_type.setdefault(type, runtime)
         self.capacity_bytes, self.loading_max = capacity_bytes, loading_max
         self.sizes = Sizes()
+        self._work = work
         self.loading = 0
         self.overruns = 0
         self._lines, self._timers = lines, timers
@@ -167,7 +171,8 @@ class Residents:
     def _load_all(self) -> None:
         while (one := self._queue.get()) is not None:
             if one.phase is Phase.LOADING:
-                self._load(one)
+                with self._work.on(one.artifact.model):
+                    self._load(one)
             else:
                 self._settle(one, None, None)
             if one.given_up:  # another thread is in this one's place
@@ -212,7 +217,7 @@ class Residents:
                 one.settled = True
                 if loaded is not None and fault is None and one.phase is Phase.LOADING:
                     one.loaded, one.gate = loaded, Gate(loaded.concurrency)
-                    one.evaluator = Evaluator(loaded.model, one.artifact.model)
+                    one.evaluator = Evaluator(loaded.model, one.artifact.model, work=self._work)
                     one.phase = Phase.LOADED
         if one.phase is Phase.LOADED:
             one.answer.set_result(one)

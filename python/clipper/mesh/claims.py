@@ -64,7 +64,7 @@ def completed(
         told["input"] = input
     if model.output == "any" and output:
         told["output"] = output
-    kept = {i: failure for i, failure in model.failures.items() if i != me and failure.fault == "host"}
+    kept = {i: f for i, f in model.failures.items() if f.crashed or (i != me and f.fault == "host")}
     return changed(
         model,
         copies={**model.copies, me: Copy(copy.claimed_ms, max(now_ms, 1), size_bytes)},
@@ -74,12 +74,12 @@ def completed(
     )
 
 
-def failed(model: MeshModel, me: str, now_ms: int, *, why: str, fault: Fault) -> MeshModel:
-    """`me` could not load it: no claim, and a failure that keeps it from trying again soon."""
+def failed(model: MeshModel, me: str, now_ms: int, *, why: str, fault: Fault, crashed: bool = False) -> MeshModel:
+    """`me` could not load it: no claim, and a failure that keeps it from trying again soon. crashed: see Failure."""
     return changed(
         model,
         copies={i: copy for i, copy in model.copies.items() if i != me},
-        failures=failures.noted(model.failures, me, now_ms, why, fault),
+        failures=failures.noted(model.failures, me, now_ms, why, fault, crashed),
     )
 
 

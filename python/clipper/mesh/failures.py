@@ -2,7 +2,8 @@
 
 A failure blocks its instance for that model: ten minutes when the artifact was to blame, since it will not have changed; less
 when the host was, and longer each time. The count outlives the block, and a load that succeeds ends it. A model has failed when
-enough instances have tried; two that blame the artifact are enough.
+enough instances have tried; two that blame the artifact are enough. One that ended a process in which it was alone has failed at
+once, everywhere, for a time that doubles.
 """
 
 from collections import deque
@@ -23,9 +24,19 @@ WINDOW_MS: Final = 600_000
 def blocked_until(failure: Failure, settings: MeshSettings) -> int:
     """Wall ms until which its instance does not try again."""
     longest = settings.failure_s * 1000
-    if failure.fault == "artifact":
+    if failure.fault == "artifact" and not failure.crashed:
         return failure.time_ms + int(longest)
-    return failure.time_ms + int(min(longest, longest * FIRST_SHARE * 2.0 ** min(failure.count - 1, 30)))
+    return failure.time_ms + _pause_ms(failure.count, settings)
+
+
+def _pause_ms(count: int, settings: MeshSettings) -> int:
+    longest = settings.failure_s * 1000
+    return int(min(longest, longest * FIRST_SHARE * 2.0 ** min(count - 1, 30)))
+
+
+def has_crashed(model: MeshModel) -> bool:
+    """Whether it has lately ended a process that held no other model: it is loaded into such a one again."""
+    return any(failure.crashed for failure in model.failures.values())
 
 
 def forgotten_at(failure: Failure, settings: MeshSettings) -> int:
@@ -54,6 +65,12 @@ def verdict(model: MeshModel, now_ms: int, settings: MeshSettings, places: int =
     known: more cannot try."""
     if not model.failures:
         return None
+    crashes = [failure for failure in model.failures.values() if failure.crashed]
+    if crashes:
+        last = max(crashes, key=lambda failure: failure.time_ms)
+        until_ms = last.time_ms + _pause_ms(sum(failure.count for failure in crashes), settings)
+        if until_ms > now_ms:
+            return Failed(last.why, until_ms, last.fault)
     standing = [failure for failure in model.failures.values() if blocked_until(failure, settings) > now_ms]
     artifact = [failure for failure in standing if failure.fault == "artifact"]
     tries = min(settings.tries, places or settings.tries)
@@ -64,10 +81,12 @@ def verdict(model: MeshModel, now_ms: int, settings: MeshSettings, places: int =
     return Failed(last.why, min(blocked_until(failure, settings) for failure in blamed), last.fault)
 
 
-def noted(failures: Mapping[str, Failure], instance: str, now_ms: int, why: str, fault: Fault) -> dict[str, Failure]:
+def noted(
+    failures: Mapping[str, Failure], instance: str, now_ms: int, why: str, fault: Fault, crashed: bool = False
+) -> dict[str, Failure]:
     """The failures with one more."""
     before = failures.get(instance)
-    return {**failures, instance: Failure(now_ms, why[:500], fault, before.count + 1 if before else 1)}
+    return {**failures, instance: Failure(now_ms, why[:500], fault, before.count + 1 if before else 1, crashed)}
 
 
 @dataclass(slots=True)

@@ -14,9 +14,10 @@ from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from clipper.errors import ClipperError, StoreError, UnknownModel
-from clipper.mesh import claims
+from clipper.mesh import claims, failures
 from clipper.mesh.channel import ELSEWHERE, Failed, Lost
-from clipper.mesh.hosts import ModelHost
+from clipper.mesh.hosts import Died, Loaded, ModelHost
+from clipper.mesh.isolation import Isolation
 from clipper.mesh.loads import Load, LoadQueue, LoadTimes
 from clipper.mesh.paging import Refused, Residents
 from clipper.mesh.records import Fault, MeshModel
@@ -41,6 +42,13 @@ class Elsewhere(Failed):
         super().__init__(why, ELSEWHERE)
 
 
+class Crashed(Failed):
+    """It has ended a host that held nothing else."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, "artifact")
+
+
 @dataclass(slots=True)
 class Held:
     """A copy here. lent: addresses of the servers that it serves, with the token of each."""
@@ -63,7 +71,7 @@ class _Job:
 
 class LocalModels:
     """me: this instance's id.  number: of the replicas that it lends.  run: calls a function elsewhere, and awaits it.
-    note: (model, what, why), for whoever asks later."""
+    note: (model, what, why), for whoever asks later.  isolation: of models that were at work when a host ended."""
 
     def __init__(
         self,
@@ -75,10 +83,12 @@ class LocalModels:
         capacity_bytes: int,
         run: Run,
         note: Note = lambda *_: None,
+        isolation: Isolation | None = None,
     ) -> None:
         self.me, self.number = me, number
         self._registry, self._settings, self._hosts = registry, settings, hosts
         self.run, self._note = run, note
+        self._isolation = isolation  # None: no model is held alone
         self.residents = Residents(capacity_bytes, models_max=settings.loaded_max)
         self.queue = LoadQueue(settings.queue_max)
         self.times = LoadTimes(settings.load_s)
@@ -100,8 +110,8 @@ class LocalModels:
         return tuple(sorted({type for host in self._hosts for type in host.types}))
 
     def host_of(self, model: MeshModel) -> ModelHost:
-        """Models of a type share one."""
-        return self._hosts[crc32(model.type.encode()) % len(self._hosts)]
+        """They are spread by id, so that all cores are used, and a host that ends takes its share only."""
+        return self._hosts[crc32(model.id.encode()) % len(self._hosts)]
 
     def spawn(self, work: Any) -> "asyncio.Task[Any]":
         """Run it to its end, whoever asked for it."""
@@ -185,9 +195,10 @@ class LocalModels:
         record = await self._claim(record, job, size)
         try:
             await self._make_room(record, size, load)
-            found = await self._in_host(host, record)
+            host, found = await self._in_host(host, record)
         except BaseException as error:
             self.residents.remove(id)
+            await self._release_alone(id)
             await self._not_loaded(record, error)
             raise
         self.times.add(record.type, found.took_ms)
@@ -257,11 +268,37 @@ class LocalModels:
         for held in [self._begin_leaving(id) for id in room.evict if id != but]:
             await self._end_leaving(held, f"{but} is larger than was thought")
 
-    async def _in_host(self, host: ModelHost, record: MeshModel) -> Any:
+    async def _in_host(self, host: ModelHost, record: MeshModel) -> tuple[ModelHost, Loaded]:
+        """-> where it is, and what the host says of it. Where it may have ended a host, it is loaded into one of its own."""
+        isolation, id = self._isolation, record.id
+        alone = isolation is not None and (isolation.is_suspect(id) or failures.has_crashed(record))
         try:
-            return await host.load(record, self._settings.load_s)
+            if not alone:
+                return host, await host.load(record, self._settings.load_s)
+        except Died as died:
+            if isolation is None:
+                raise self._host_ended(id) from None
+            isolation.suspect(died.blamed)
+            if id not in died.blamed:
+                raise self._host_ended(id) from None
         except Lost:
-            raise Failed(f"the model host of {self.me} died, or did not answer, while it loaded {record.id!r}") from None
+            raise self._host_ended(id) from None
+        assert isolation is not None
+        self._note(id, "loaded alone", "it was at work when a model host ended")
+        own = await isolation.host_of(id, self._settings.load_s)
+        try:
+            return own, await own.load(record, self._settings.load_s)
+        except Died:
+            raise Crashed(f"it ends the process that loads it, in {self.me}, where it was alone") from None
+        except Lost:
+            raise self._host_ended(id) from None
+
+    def _host_ended(self, id: str) -> Failed:
+        return Failed(f"the model host of {self.me} died, or did not answer, while it loaded {id!r}")
+
+    async def _release_alone(self, id: str) -> None:
+        if self._isolation is not None:
+            await self._isolation.release(id)
 
     async def _not_loaded(self, record: MeshModel, error: BaseException) -> None:
         """Tell the registry."""
@@ -272,7 +309,7 @@ class LocalModels:
         def step(model: MeshModel) -> MeshModel:
             if isinstance(error, Failed) and error.fault in ("artifact", "host"):
                 fault: Fault = "artifact" if error.fault == "artifact" else "host"
-                return claims.failed(model, me, now_ms(), why=error.why, fault=fault)
+                return claims.failed(model, me, now_ms(), why=error.why, fault=fault, crashed=isinstance(error, Crashed))
             return claims.released(model, me)
 
         with contextlib.suppress(UnknownModel, StoreError):  # what is not released now is by the janitor
@@ -341,6 +378,7 @@ class LocalModels:
             await host.unload(id, UNLOAD_S)
         except Failed as failure:
             _log.warning("model %r was not unloaded: %s", id, failure.why)
+        await self._release_alone(id)
 
     # -- a host died
 
@@ -350,6 +388,16 @@ class LocalModels:
         for id, _ in lost:
             del self.held[id]
         return lost
+
+    async def crashed(self, id: str, why: str) -> None:
+        """It was held alone, and its host has ended: it is loaded no more for a while, wherever it is asked."""
+        self._begin_leaving(id)
+        await self._release_alone(id)
+        self._note(id, "unloaded", why)
+        with contextlib.suppress(UnknownModel, StoreError):
+            await self.run(
+                self._registry.change, id, lambda m: claims.failed(m, self.me, now_ms(), why=why, fault="artifact", crashed=True)
+            )
 
     def load_again(self, id: str, used_ms: int) -> None:
         """A model whose host died; it is claimed already."""

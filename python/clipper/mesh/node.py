@@ -25,12 +25,14 @@ from clipper.mesh import claims
 from clipper.mesh.channel import Failed, Message
 from clipper.mesh.draining import Draining
 from clipper.mesh.entering import Entering
-from clipper.mesh.hosts import START_S, Host, host_command
+from clipper.mesh.hosts import START_S, Host, host_command, started
 from clipper.mesh.instance import LocalModels
+from clipper.mesh.isolation import Isolation
 from clipper.mesh.lookups import Lookups
 from clipper.mesh.managing import Managing
 from clipper.mesh.peers import Peers
 from clipper.mesh.records import Instance, MeshModel, VModel
+from clipper.mesh.recovery import Recovery
 from clipper.mesh.registry import Registry, now_ms
 from clipper.mesh.routing import MESH_VERSION, Alias, Route, Routes, core_record
 from clipper.mesh.supply import Notes, Supply
@@ -197,12 +199,14 @@ class Mesh(Entering, Tending, Managing, Draining):
             raise ShuttingDown("this node is closed.", hint="Start another with clipper.start(mesh=True).")
 
     def _make_parts(self, token: str) -> None:
-        self.hosts = self._make_hosts(self)
+        self.hosts = self._make_hosts(self, [f"host-{n}" for n in range(self.settings.hosts)])
         self.peers = Peers(self._id, self.settings.peers, token, self._folder, self._answer, self.hear, self._peer_address)
+        self.isolation = Isolation(self._start_alone, self._acquitted)
         self.local = LocalModels(
-            self._id, self.number, self.registry, self.settings, self.hosts, 0, self.run_away, self.notes.note
+            self._id, self.number, self.registry, self.settings, self.hosts, 0, self.run_away, self.notes.note, self.isolation
         )
         self.local.paged_out = self._paged_out
+        self.recovery = Recovery(self._id, self.local, self.isolation)
         self.supply = Supply(
             self.local, self.peers, self.registry, self.settings, self.here, lambda: (self.ground.address, self.ground.token),
             self._close_route, self.notes,
@@ -253,7 +257,7 @@ class Mesh(Entering, Tending, Managing, Draining):
     async def _leave(self) -> None:
         self._stop_tending()
         await self.local.stop()
-        await asyncio.gather(*(host.stop() for host in self.hosts))
+        await asyncio.gather(self.isolation.close(), *(host.stop() for host in self.hosts))
         self.peers.close()
         await self._resign()
         await self.run_away(self.registry.leave)
@@ -389,21 +393,16 @@ class Mesh(Entering, Tending, Managing, Draining):
         _log.info("the model host %s is ready (pid %d): %s", host.name, host.pid, ", ".join(host.types))
 
     def _host_lost(self, host: Host) -> None:
-        """Its models are loaded again where they were: the claims stand, and those who wait are served as soon as it can."""
         if not self._stopping:
-            for id, held in self.local.host_lost(host):
-                resident = self.local.residents.get(id)
-                self.local.spawn(self._load_again(host, id, resident.used_ms if resident else 0, held.lent))
+            self.recovery.host_lost(host)
 
-    async def _load_again(self, host: Host, id: str, used_ms: int, lent: dict[str, str]) -> None:
-        await host.is_ready.wait()
-        self.local.load_again(id, used_ms)
-        try:
-            await self.local.load(id, used_ms, waiting=bool(lent))
-            for address, token in lent.items():
-                await self.local.lend(id, address, token)
-        except Failed as failure:
-            _log.warning("model %r is not loaded again: %s", id, failure.why)
+    async def _start_alone(self, name: str) -> Host:
+        (host,) = self._make_hosts(self, (name,))
+        return await started(host)
+
+    def _acquitted(self, id: str, host: Host) -> None:
+        if not self._stopping:
+            self.recovery.acquit(id, host)
 
     def _host_left(self, model: str, address: str, why: str) -> None:
         self.local.left(model, address)
@@ -553,10 +552,10 @@ class Mesh(Entering, Tending, Managing, Draining):
         )
 
 
-MakeHosts = Callable[[Mesh], Sequence[Any]]
+MakeHosts = Callable[[Mesh, Sequence[str]], Sequence[Any]]  # with these names
 
 
-def _hosts(mesh: Mesh) -> list[Host]:
+def _hosts(mesh: Mesh, names: Sequence[str]) -> list[Host]:
     settings = mesh.settings
     each_mib = settings.capacity_mib // settings.hosts
 
@@ -564,8 +563,11 @@ def _hosts(mesh: Mesh) -> list[Host]:
         return lambda control: host_command(control, name, each_mib, settings.loading_max, settings.load_s, settings.runtimes)
 
     return [
-        Host(f"host-{n}", mesh._folder, command(f"host-{n}"), mesh._host_ready, mesh._host_lost, mesh._host_left)
-        for n in range(settings.hosts)
+        Host(
+            name, mesh._folder, command(name), mesh._host_ready, mesh._host_lost, mesh._host_left,
+            silence_s=settings.host_silence_s,
+        )
+        for name in names
     ]
 
 

@@ -42,12 +42,14 @@ class Copy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A load that failed in an instance. count: how often in a row."""
+    """A load that failed in an instance. count: how often in a row.  crashed: it ended, or hung, a process that held no other
+    model, be it at a query after the load."""
 
     time_ms: int
     why: str = ""
     fault: Fault = "host"
     count: int = 1
+    crashed: bool = False
 
 
 class MeshModel(msgspec.Struct, frozen=True, omit_defaults=True):

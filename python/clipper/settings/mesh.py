@@ -20,8 +20,11 @@ class MeshSettings(msgspec.Struct, frozen=True):
     zone: Annotated[str, about("copies of a model are spread over zones")] = ""
     capacity_mib: Annotated[int, about("memory for loaded models; 0: half of the machine's", "MiB", ge=0, le=1 << 30)] = 0
     hosts: Annotated[
-        int, about("processes that hold this node's models; those of a type share one", "processes", ge=1, le=64)
+        int, about("processes that hold this node's models, which are spread over them by id", "processes", ge=1, le=64)
     ] = 1
+    host_silence_s: Annotated[
+        float, about("a process that holds models and does not answer for so long is replaced", "s", ge=0.5, le=3600)
+    ] = 10.0
     models_max: Annotated[int, about("registered models", "models", ge=1, le=1 << 24)] = 1 << 20
     loaded_max: Annotated[int, about("models loaded in this node at once", "models", ge=1, le=60_000)] = 10_000
     loading_max: Annotated[int, about("models loading in this node at once; 0: what its runtime says", ge=0, le=256)] = 0

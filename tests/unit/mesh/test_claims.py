@@ -141,6 +141,26 @@ def test_a_model_has_failed_after_three_instances_or_two_that_blame_it() -> None
     assert failures.blocked(three, NOW, SETTINGS) == {"a", "b", "c"}
 
 
+def test_model_that_ended_a_process_of_its_own_has_failed_at_once_and_for_longer_each_time() -> None:
+    settings = MeshSettings(failure_s=600)
+    model = MeshModel("m", "onnx")
+    for count, pause_s in enumerate((10, 20, 40, 80, 160, 320, 600, 600), 1):
+        model = claims.failed(model, "ab"[count % 2], count, why="it crashed", fault="artifact", crashed=True)
+        told = failures.verdict(model, count, settings, places=9)
+        assert told is not None
+        assert (told.retry_ms - count, told.why) == (pause_s * 1000, "it crashed")
+        assert failures.verdict(model, told.retry_ms, settings) is None
+        assert failures.has_crashed(model)
+
+
+def test_load_that_succeeds_leaves_what_is_known_of_crashes() -> None:
+    model = claims.failed(MeshModel("m", "onnx"), "a", 1, why="it crashed", fault="artifact", crashed=True)
+    model = claims.changed(model, copies={"a": claims.Copy(2)})
+    loaded = claims.completed(model, "a", 3, size_bytes=1)
+    assert isinstance(loaded, MeshModel)
+    assert failures.has_crashed(loaded)
+
+
 def test_failures_count_in_a_row_and_are_forgotten() -> None:
     model = MeshModel("m", "onnx")
     for n in range(3):
