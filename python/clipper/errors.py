@@ -305,19 +305,42 @@ class LeaseLost(StoreError):
 
 
 class ShardAway(ClipperError, ConnectionError):
-    """A shard of the parameter server does not answer, or recovers: what was asked of it may be asked again."""
+    """A shard of the parameter server does not answer, or recovers: what was asked of it may be asked again.
+
+    sequence: of a push, to send the same push again; shards that have applied it do not apply it twice. 0: it was no push.
+    """
 
     rest_status = 503
     grpc_code = "UNAVAILABLE"
     slug = "shard-away"
 
+    def __init__(self, message: str = "", *, hint: str = "", sequence: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.sequence = sequence
+
 
 class StalePush(ClipperError):
-    """A gradient of parameters that have changed too often since; nothing was applied."""
+    """A gradient of parameters that have changed too often since; the shard that refused it has applied nothing.
+
+    sequence: of the push. Other shards may have applied it: computed anew and sent with this sequence, it is applied
+    only where it was refused.
+    """
 
     rest_status = 409
     grpc_code = "ABORTED"
     slug = "stale-push"
+
+    def __init__(self, message: str = "", *, hint: str = "", sequence: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.sequence = sequence
+
+
+class StateLost(ClipperError):
+    """A shard of the parameter server came back without its rows and variables, and waits to be told to begin anew."""
+
+    rest_status = 503
+    grpc_code = "FAILED_PRECONDITION"
+    slug = "state-lost"
 
 
 class DeployFailed(ClipperError):

@@ -4,21 +4,25 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 cimport numpy as cnp
+from posix.fcntl cimport O_RDONLY, open as open_fd
 from posix.unistd cimport close as close_fd
 
 from clipper_core.embedding cimport Table
 from clipper_core.histogram cimport note
 from clipper_core.machine cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, acquire,
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, acquire,
     epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd, eventfd_signal, i64, monotonic_us, relaxed, release, u8, u64,
+)
+from clipper_core.shard_connections cimport (
+    connection_accept, connection_admit, connection_close, connection_watch, strangers_expire,
 )
 from clipper_core.shard_counts cimport Counts, counts_refuse
 from clipper_core.shard_line cimport (
-    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, Call, Caller, Reply, ShardHead, is_busy, padded,
+    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call, Caller, Reply, ShardHead, is_busy, padded,
     shard_answer, take_frames,
 )
 from clipper_core.shard_log cimport Held, ShardLog
-from clipper_core.shard_region cimport calm_loopback, is_local, receive_with
+from clipper_core.shard_region cimport receive_with
 from clipper_core.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
 
@@ -26,26 +30,19 @@ import numpy as np
 
 cnp.import_array()
 
+cdef extern from "<fcntl.h>" nogil:
+    int O_CLOEXEC
+
 cdef extern from "<sys/socket.h>" nogil:
-    int SOCK_NONBLOCK
-    int SOCK_CLOEXEC
     int MSG_NOSIGNAL
-    int accept4(int fd, void* address, void* length, int flags) noexcept
-    int setsockopt(int fd, int level, int name, const void* value, u32 length) noexcept
     ssize_t recv(int fd, void* to, size_t n, int flags) noexcept
     ssize_t send(int fd, const void* from_, size_t n, int flags) noexcept
-
-cdef extern from "<netinet/in.h>" nogil:
-    int IPPROTO_TCP
-
-cdef extern from "<netinet/tcp.h>" nogil:
-    int TCP_NODELAY
 
 cdef enum:
     EVENTS_MAX = 64
     READ_BYTES = 65536
     KEEP_BYTES = 1048576        # of a buffer, between large frames
-    FOLLOWERS = 9
+    FOLLOWERS = 10
     SEQUENCES_BYTES = 144
 
 cdef u64 POST = <u64> 1 << 40
@@ -53,32 +50,6 @@ cdef u64 LISTENER = <u64> 1 << 41
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
-
-cdef void _watch(DoorState* s, Caller* c, int op) noexcept nogil:
-    cdef epoll_event event
-    event.events = (0 if is_busy(c) or c.closing else EPOLLIN) | (EPOLLOUT if c.watched else 0)
-    if op == EPOLL_CTL_MOD and event.events == c.events:
-        return
-    c.events = event.events
-    event.data.u64 = c.number
-    epoll_ctl(s.epoll_fd, op, c.fd, &event)
-
-
-cdef void _close(DoorState* s, Caller* c) noexcept nogil:
-    cdef epoll_event event
-    epoll_ctl(s.epoll_fd, EPOLL_CTL_DEL, c.fd, &event)
-    close_fd(c.fd)
-    c.fd = -1
-    c.generation += 1
-    s.shared_bytes.fetch_sub(c.region.bytes, relaxed)
-    c.region.drop()
-    c.input.clear()
-    c.output.clear()
-    c.input.shrink(0)
-    c.output.shrink(0)
-    s.unused.push_back(c.number)
-    s.connections.fetch_sub(1, relaxed)
-
 
 cdef bint _write(DoorState* s, Caller* c) noexcept nogil:
     """False: it is gone."""
@@ -105,10 +76,10 @@ cdef void _settle(DoorState* s, Caller* c) noexcept nogil:
         if c.input.size() == before:
             break
     if not alive or (c.closing and not c.output.size()):
-        _close(s, c)
+        connection_close(s, c)
         return
     c.watched = c.output.size() > 0
-    _watch(s, c, EPOLL_CTL_MOD)
+    connection_watch(s, c, EPOLL_CTL_MOD)
 
 
 cdef void _read(DoorState* s, Caller* c) noexcept nogil:
@@ -117,43 +88,37 @@ cdef void _read(DoorState* s, Caller* c) noexcept nogil:
     cdef ssize_t n
     to = c.input.reserve(READ_BYTES)
     if to == NULL:
-        _close(s, c)
+        connection_close(s, c)
         return
     room = c.input.room - c.input.end
     n = receive_with(c.fd, to, room, c.region) if c.local else recv(c.fd, to, room, 0)
     if n > 0:
         c.input.end += <u64> n
         if not take_frames(s, c):
-            _close(s, c)
+            connection_close(s, c)
             return
         if not c.input.size():
             c.input.shrink(KEEP_BYTES)
         _settle(s, c)
         return
     if n == 0 or (errno != EAGAIN and errno != EINTR):
-        _close(s, c)
+        connection_close(s, c)
 
 
-cdef void _accept(DoorState* s, int listener) noexcept nogil:
-    cdef Caller* c
-    cdef int yes = 1, fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
-    if fd < 0:
+cdef void _admit(DoorState* s, Caller* c, Reply* reply) noexcept nogil:
+    """What Python has admitted; where another client has its worker number, it is refused instead."""
+    cdef const ShardHead* said = <const ShardHead*> reply.bytes.at()
+    cdef ShardHead head
+    cdef i64 about = <i64> reply.worker
+    if said == NULL or connection_admit(s, c, reply.worker, reply.incarnation):
         return
-    if s.connections.load(relaxed) >= s.connections_max:
-        close_fd(fd)
-        return
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes))     # of a unix socket it fails, and is not needed
-    calm_loopback(fd)
-    if s.unused.size():
-        c = s.callers[s.unused.back()]
-        s.unused.pop_back()
-    else:
-        c = new Caller()
-        c.number, c.generation = <u32> s.callers.size(), 1
-        s.callers.push_back(c)
-    c.fd, c.admitted, c.closing, c.watched, c.calls, c.local = fd, False, False, False, 0, is_local(fd)
-    s.connections.fetch_add(1, relaxed)
-    _watch(s, c, EPOLL_CTL_ADD)
+    head = shard_answer(said[0], SHARD_REFUSED, said.epoch, said.model)
+    head.rows, head.payload_bytes = WORKER_IN_USE, sizeof(about)
+    reply.bytes.clear()
+    reply.bytes.put(&head, HEAD_BYTES)
+    reply.bytes.put(&about, sizeof(about))
+    c.closing = True
+    counts_refuse(s.counts, WORKER_IN_USE)
 
 
 cdef void _deliver(DoorState* s) noexcept nogil:
@@ -168,7 +133,7 @@ cdef void _deliver(DoorState* s) noexcept nogil:
         c = s.callers[reply.conn]
         if c.fd >= 0 and c.generation == reply.generation:
             if reply.admit:
-                c.admitted = True
+                _admit(s, c, reply)
             if c.calls:
                 c.calls -= 1
             c.closing = c.closing or reply.close
@@ -201,13 +166,15 @@ cdef void _turn(DoorState* s) noexcept nogil:
         if tag == POST:
             _deliver(s)
         elif tag >= LISTENER:
-            _accept(s, <int> (tag - LISTENER))
+            connection_accept(s, <int> (tag - LISTENER), monotonic_us())
         else:
             c = s.callers[tag]
             if c.fd >= 0 and events[i].events & ~EPOLLOUT:
                 _read(s, c)
             elif c.fd >= 0:
                 _settle(s, c)
+    if s.oldest != NULL:
+        strangers_expire(s, monotonic_us())
 
 
 # -- Python's side -----------------------------------------------------------------------------------------------------
@@ -228,7 +195,7 @@ cdef void _release(DoorState* s) noexcept nogil:
         s.log.held.pop_front()
         reply = new Reply()
         reply.conn, reply.generation = held.conn, held.generation
-        reply.bytes.put(&held.words[0], HEAD_BYTES)
+        reply.bytes.put(&held.words[0], HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
         if not s.post.put(reply):
             del reply
 
@@ -273,11 +240,12 @@ cdef class ShardDoor:
 
     frame_bytes_max: of a payload, either way.  connections_max: more are closed at once.  shared_bytes_max: of all memory that
     callers over unix sockets share, to have rows written there.  spin_us: to poll after a message for the next, before it sleeps.
+    hello_us: a connection that is not admitted within this time is closed; a quarter of all may be waiting for it (at least 4).
     What a connection asks that is neither a pull nor a push of rows is a call, and Python's to answer: see `calls`.
     """
 
     def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24,
-                  u64 shared_bytes_max=1 << 30, u64 spin_us=0):
+                  u64 shared_bytes_max=1 << 30, u64 spin_us=0, u64 hello_us=5_000_000):
         cdef DoorState* s = new DoorState()
         self.state, self.tables, self.counts = s, [], Counts()
         s.counts = self.counts.state
@@ -287,6 +255,8 @@ cdef class ShardDoor:
         s.log.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         s.frame_bytes_max = min(frame_bytes_max, (<u64> 1 << 32) - 8)
         s.connections_max, s.log.ids_max, s.shared_bytes_max = connections_max, log_ids_max, shared_bytes_max
+        s.strangers_max, s.hello_us = max(<u32> 4, connections_max // 4), hello_us
+        s.spare_fd = open_fd("/dev/null", O_RDONLY | O_CLOEXEC)
         s.epoch.store(1, relaxed)
         if s.epoll_fd < 0 or s.post.fd < 0 or s.calls.fd < 0 or s.log.fd < 0 or not _watch_fd(s, s.post.fd, POST):
             raise_for(NO_MEMORY, "no descriptors for a shard")
@@ -315,7 +285,7 @@ cdef class ShardDoor:
             del s.callers[i]
         for i in range(s.place_count.load(relaxed)):
             free(s.places[i].spare)
-        for fd in (s.epoll_fd, s.post.fd, s.calls.fd, s.log.fd):
+        for fd in (s.epoll_fd, s.post.fd, s.calls.fd, s.log.fd, s.spare_fd):
             if fd >= 0:
                 close_fd(fd)
         del s
@@ -335,7 +305,7 @@ cdef class ShardDoor:
                 _turn(self.state)
             for i in range(self.state.callers.size()):
                 if self.state.callers[i].fd >= 0:
-                    _close(self.state, self.state.callers[i])
+                    connection_close(self.state, self.state.callers[i])
 
     def stop(self):
         self.state.stop.store(1, release)
@@ -380,6 +350,15 @@ cdef class ShardDoor:
         self.state.ready.store(value, release)
 
     @property
+    def state_lost(self):
+        """Whether pulls and pushes are refused because what this shard had was not found again. Counts while it is not ready."""
+        return bool(self.state.state_lost.load(relaxed))
+
+    @state_lost.setter
+    def state_lost(self, bint value):
+        self.state.state_lost.store(value, release)
+
+    @property
     def version(self):
         """Of the model here: pushes applied."""
         return self.state.model.load(relaxed)
@@ -411,7 +390,7 @@ cdef class ShardDoor:
         cdef DoorState* s = self.state
         return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed), "pulled_rows": s.pulled.load(relaxed),
                 "pushes": s.pushes.load(relaxed), "pushed_rows": s.pushed.load(relaxed), "repeated": s.repeated.load(relaxed),
-                "refused": s.refused.load(relaxed), "shared_bytes": s.shared_bytes.load(relaxed),
+                "refused": s.refused.load(relaxed), "turned_away": s.turned_away.load(relaxed), "shared_bytes": s.shared_bytes.load(relaxed),
                 "version": s.model.load(relaxed), "epoch": s.epoch.load(relaxed)}
 
     # -- calls
@@ -438,8 +417,10 @@ cdef class ShardDoor:
             del call
         return out
 
-    def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False, u32 rows=0, u64 sequence=0):
-        """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in the head. refused: why not."""
+    def answer(self, whom, bytes payload=b"", *, u32 refused=0, bint admit=False, bint close=False, u32 rows=0, u64 sequence=0,
+               u64 worker=0, u64 incarnation=0):
+        """To one of calls(). payload: padded to 8 bytes here; `rows` and `sequence` come back in the head. refused: why not.
+        admit: it may pull and push from now on, as `worker`, unless another live client (of another incarnation) is that."""
         cdef u64 size = len(payload), end = padded(size), nothing = 0
         cdef DoorState* s = self.state
         cdef ShardHead asked, head
@@ -454,6 +435,7 @@ cdef class ShardDoor:
             counts_refuse(s.counts, refused)
         cdef Reply* reply = new Reply()
         reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
+        reply.worker, reply.incarnation = worker, incarnation
         reply.bytes.put(&head, HEAD_BYTES)
         reply.bytes.put(<const char*> payload, size)
         reply.bytes.put(&nothing, end - size)
@@ -507,6 +489,13 @@ cdef class ShardDoor:
         self.state.log.guard.unlock()
         return position
 
+    def highest(self, u64 worker):
+        """The highest sequence number seen of that worker; 0: none."""
+        self.state.log.guard.lock()
+        found = self.state.log.highest(worker)
+        self.state.log.guard.unlock()
+        return found
+
     def pushes_seen(self):
         """worker -> what is known of its pushes, as bytes for `saw` of another shard door."""
         cdef dict found = {}
@@ -524,12 +513,20 @@ cdef class ShardDoor:
         self.state.log.guard.unlock()
 
     def follow(self, u32 number, *, bint waited=False):
-        """Follower `number` (below 9) hears of changes from now on; waited: a push is answered when it has them. It has nothing
+        """Follower `number` (below 10) hears of changes from now on; waited: a push is answered when it has them. It has nothing
         until it acknowledges: not even what came before."""
         cdef Follower* one = self._follower(number)
         self.state.log.guard.lock()
         one.on, one.waited, one.lost = True, waited, False
         one.taken, one.acknowledged = self.state.log.position(), 0
+        _release(self.state)
+        self.state.log.guard.unlock()
+
+    def wait_for(self, u32 number):
+        """From now on a push is answered when follower `number` has it; it hears of changes already."""
+        cdef Follower* one = self._follower(number)
+        self.state.log.guard.lock()
+        one.waited = True
         self.state.log.guard.unlock()
 
     def unfollow(self, u32 number):

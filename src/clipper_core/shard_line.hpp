@@ -9,7 +9,16 @@ namespace clipper {
 enum ShardKind { SHARD_PULL = 1, SHARD_PUSH = 2, SHARD_CALL = 3, SHARD_ANSWER = 4, SHARD_REFUSED = 5, SHARD_SHARE = 6 };
 
 // How a request is refused: a Status, or one of these.
-enum ShardRefusal { NOT_ADMITTED = 101, NOT_READY = 102, OTHER_EPOCH = 103, TOO_STALE = 104, TOO_OLD = 105, NOT_SHARED = 107 };
+enum ShardRefusal {
+    NOT_ADMITTED = 101,
+    NOT_READY = 102,
+    OTHER_EPOCH = 103,
+    TOO_STALE = 104,
+    TOO_OLD = 105,
+    NOT_SHARED = 107,
+    WORKER_IN_USE = 108,  // another live connection has this worker number, and another incarnation
+    STATE_LOST = 109      // the shard came back without what it had, and waits to be told to begin anew
+};
 
 struct ShardHead {
     char magic[4];

@@ -25,6 +25,8 @@ cdef extern from "shard_line.hpp" namespace "clipper" nogil:
         TOO_STALE
         TOO_OLD
         NOT_SHARED
+        WORKER_IN_USE
+        STATE_LOST
     cdef cppclass ShardHead:
         u8 kind
         u8 dtype
@@ -47,6 +49,7 @@ cdef enum:
     TABLES_MAX = 1024
     DUPLICATE = 1               # flag of an answer: this push was applied before
     IN_REGION = 2               # flag of a pull, and of its answer: the rows are in the shared memory, not behind the head
+    PUSHED_BYTES = 16           # payload of the answer to a push that was applied now: ids applied, unadmitted, refused, evicted
     BY_PYTHON = 1               # flag of a table: its pushes are Python's to apply
 
 cdef cppclass Place:            # a table as the loop has it
@@ -64,6 +67,12 @@ cdef cppclass Caller:
     bint watched                # for room to write
     u32 events                  # that the loop is told of
     u32 calls                   # with Python now
+    u64 skip                    # bytes of a payload that was refused as too large: they are read and dropped
+    u64 worker                  # as its hello said; 0: it pushes nothing
+    u64 incarnation             # of the client that has this worker number; 0: it did not say
+    u64 since_us                # accepted
+    Caller* older               # of those that are not admitted yet, in the order in which they were accepted
+    Caller* newer
     bint local                  # a unix socket
     Region region               # that it shares
     Bytes input
@@ -80,6 +89,8 @@ cdef cppclass Reply:            # an answer on its way to the loop
     u32 generation
     bint admit
     bint close
+    u64 worker                  # of the one that is admitted
+    u64 incarnation
     Bytes bytes
 
 cdef cppclass DoorState:
@@ -99,8 +110,15 @@ cdef cppclass DoorState:
     u64 frame_bytes_max
     u64 shared_bytes_max        # of all regions
     u32 connections_max
+    u32 strangers_max           # connections that are not admitted yet
+    u32 strangers
+    Caller* oldest              # of them
+    Caller* newest
+    u64 hello_us                # a connection that is not admitted within this time is closed
+    int spare_fd                # closed and opened again to refuse a connection when there are no descriptors
     atomic[u32] stop
     atomic[u32] ready           # else pulls and pushes are refused: it recovers
+    atomic[u32] state_lost      # and this is why: it has recovered nothing, and there was something
     atomic[u64] epoch
     atomic[u64] model           # version: pushes applied
     atomic[u32] stamp           # marks rows in use
@@ -112,6 +130,7 @@ cdef cppclass DoorState:
     atomic[u64] pushed
     atomic[u64] repeated
     atomic[u64] refused
+    atomic[u64] turned_away     # connections closed before they were admitted, and such as found no room
     atomic[u64] shared_bytes
     atomic[u32] connections
     ShardCounts* counts

@@ -18,6 +18,7 @@ from clipper_core.status cimport BAD_FRAME, BAD_INPUT, FULL, NO_MEMORY, TOO_LARG
 
 cdef enum:
     CALLS_MAX = 64               # of one connection, with Python at once
+    STRANGER_CALLS_MAX = 1       # of one that is not admitted yet
     STRANGER_BYTES_MAX = 65536   # of a frame, before its sender is admitted
     OUTPUT_BYTES_MAX = 16777216  # unsent; then no more is read from that connection
 
@@ -121,26 +122,31 @@ cdef Sighting _seen(DoorState* s, const ShardHead* h, bint* full) noexcept nogil
 cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, u32 n,
                           const Pushed* pushed) noexcept nogil:
     """It is applied: note it, and answer now or when those who follow have it. pushed: NULL: it had been applied before."""
-    cdef u8 flags = DUPLICATE if pushed == NULL else 0
+    cdef u32[4] counted = [0, 0, 0, 0]
     cdef Held held
     cdef ShardHead head
     cdef bint waits
+    if pushed != NULL:
+        counted = [<u32> pushed.applied, <u32> pushed.unadmitted, <u32> pushed.refused, <u32> pushed.evicted]
     s.log.guard.lock()
     if pushed != NULL and pushed.gone != NULL and pushed.evicted:
         s.log.append(h.table, pushed.gone, <u32> pushed.evicted, 0, 0)
     if pushed != NULL:
         s.log.append(h.table, ids, n, h.worker, h.sequence)
     waits = s.log.waits() and s.log.sure() < s.log.position()
+    head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
+    head.flags = DUPLICATE if pushed == NULL else 0
+    head.payload_bytes = 0 if pushed == NULL else PUSHED_BYTES
     if waits:
-        head = shard_answer(h[0], SHARD_ANSWER, s.epoch.load(relaxed), s.model.load(relaxed))
-        head.flags = flags
         held.position, held.conn, held.generation = s.log.position(), c.number, c.generation
         memcpy(&held.words[0], &head, HEAD_BYTES)
+        memcpy(&held.words[HEAD_BYTES // 8], &counted[0], PUSHED_BYTES)
         s.log.held.push_back(held)
         eventfd_signal(s.log.fd)
     s.log.guard.unlock()
     if not waits:
-        _put_answer(s, c, h, flags)
+        c.output.put(&head, HEAD_BYTES)
+        c.output.put(&counted[0], head.payload_bytes)
 
 
 cdef i64 _first_bad(const i64* ids, const float* gradients, u64 n, u64 dim) noexcept nogil:
@@ -251,7 +257,7 @@ cdef void _obey(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
         _refuse(s, c, h, OTHER_EPOCH, <i64> epoch)
         return
     if not s.ready.load(acquire):
-        _refuse(s, c, h, NOT_READY, 0)
+        _refuse(s, c, h, STATE_LOST if s.state_lost.load(acquire) else NOT_READY, 0)
         return
     if h.table >= s.place_count.load(acquire):
         _refuse(s, c, h, UNKNOWN, h.table)
@@ -265,21 +271,34 @@ cdef void _obey(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
 
 
 cdef bint is_busy(Caller* c) noexcept nogil:
-    return c.output.size() > OUTPUT_BYTES_MAX or c.calls >= CALLS_MAX
+    return c.output.size() > OUTPUT_BYTES_MAX or c.calls >= (CALLS_MAX if c.admitted else STRANGER_CALLS_MAX)
 
 
 cdef bint take_frames(DoorState* s, Caller* c) noexcept nogil:
-    """All that have come whole. False: what came is no frame."""
+    """Obey all frames that have come whole. False: what came is no frame.
+
+    The payload of one that is too large is read and dropped, so that its sender hears why: a connection that is closed with
+    unread bytes loses its last answer. A stranger's connection is closed.
+    """
     cdef const ShardHead* h
     cdef u64 limit = s.frame_bytes_max if c.admitted else <u64> STRANGER_BYTES_MAX
-    while c.input.size() >= HEAD_BYTES and not is_busy(c) and not c.closing:
+    cdef u64 dropped
+    while not is_busy(c) and not c.closing:
+        if c.skip:
+            dropped = min(c.skip, c.input.size())
+            c.input.drop(dropped)
+            c.skip -= dropped
+        if c.skip or c.input.size() < HEAD_BYTES:
+            return True
         h = <const ShardHead*> c.input.at()
         if not shard_head_is_one(h[0]) or (h.kind > SHARD_CALL and h.kind != SHARD_SHARE):
             return False
         if h.payload_bytes > limit:
             _refuse(s, c, h, TOO_LARGE, <i64> limit)
-            c.closing = True        # what follows is not read
-            return True
+            c.closing = not c.admitted
+            c.skip = h.payload_bytes
+            c.input.drop(HEAD_BYTES)
+            continue
         if c.input.size() < HEAD_BYTES + h.payload_bytes:
             return c.input.reserve(HEAD_BYTES + h.payload_bytes - c.input.size()) != NULL
         _obey(s, c, h, c.input.at() + HEAD_BYTES)

@@ -35,8 +35,8 @@ struct Sequences {  // of one worker
     }
     void mark(std::uint64_t n) {
         if (n > high) {
-            std::uint64_t from = n - high >= kWindow ? n - kWindow + 1 : high + 1;  // forget those that leave the window
-            for (std::uint64_t i = from; i <= n; ++i) seen[i % kWindow / 64] &= ~(1ull << (i % 64));
+            std::uint64_t skipped = n - high < kWindow ? n - high : kWindow;  // a peer chooses n: at most a window is cleared
+            for (std::uint64_t i = 0; i < skipped; ++i) seen[(n - i) % kWindow / 64] &= ~(1ull << ((n - i) % 64));
             high = n;
         }
         seen[n % kWindow / 64] |= 1ull << (n % 64);
@@ -53,7 +53,7 @@ struct Change {  // one push: which rows of which table, and whose
 struct Held {  // an answer that waits for followers
     std::uint64_t position;
     std::uint32_t conn, generation;
-    std::uint64_t words[8];  // its head
+    std::uint64_t words[10];  // its head, and what it counts
 };
 
 struct Follower {
@@ -62,7 +62,7 @@ struct Follower {
 };
 
 struct ShardLog {
-    static constexpr std::size_t kFollowers = 9;
+    static constexpr std::size_t kFollowers = 10;
     std::mutex guard;
     std::deque<Change> changes;
     std::deque<std::int64_t> ids;
@@ -96,6 +96,10 @@ struct ShardLog {
         one.mark(sequence);
     }
     Sequences* window(std::uint64_t worker) { return &workers[worker]; }
+    std::uint64_t highest(std::uint64_t worker) const {
+        auto at = workers.find(worker);
+        return at == workers.end() ? 0 : at->second.high;
+    }
     std::vector<std::uint64_t> known() const {
         std::vector<std::uint64_t> each;
         for (auto& one : workers) each.push_back(one.first);

@@ -28,7 +28,7 @@ cdef extern from "shard_log.hpp" namespace "clipper" nogil:
         u64 position
         u32 conn
         u32 generation
-        u64[8] words
+        u64[10] words
     cdef cppclass Follower:
         bint on
         bint waited             # pushes are answered when it has them
@@ -43,7 +43,7 @@ cdef extern from "shard_log.hpp" namespace "clipper" nogil:
         u64 ids_max
         u64 held_max
         u64 workers_max
-        Follower[9] followers
+        Follower[10] followers
         deque[Held] held
         int fd
         u64 position() noexcept
@@ -51,6 +51,7 @@ cdef extern from "shard_log.hpp" namespace "clipper" nogil:
         Sighting look(u64 worker, u64 sequence) noexcept
         void mark(u64 worker, u64 sequence) noexcept
         Sequences* window(u64 worker) noexcept
+        u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
         vector[u64] known() noexcept
         void append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
         void trim() noexcept

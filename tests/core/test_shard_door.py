@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import struct
@@ -25,15 +26,20 @@ HEAD = struct.Struct("<4s4B2I5QfI")
 PULL, PUSH, CALL, ANSWER, REFUSED = 1, 2, 3, 4, 5
 BAD_INPUT, BAD_FRAME, TOO_LARGE, UNKNOWN = 12, 13, 14, 16
 NOT_ADMITTED, NOT_READY, OTHER_EPOCH, TOO_STALE, TOO_OLD = 101, 102, 103, 104, 105
+WORKER_IN_USE = 108
+SEQUENCE_MAX = 2**64 - 1
 DIM = 5
 DTYPES = ["f32", "f16", "bf16", "i8"]
+
+
+_LAST = st.integers(SEQUENCE_MAX - 2000, SEQUENCE_MAX)
 
 
 class Shard:
     """A door with one table, its loop's thread, and somebody who answers calls with what they said."""
 
-    def __init__(self, folder: Path, **limits: int) -> None:
-        self.table = Table("users", DIM, optimizer=Optimizer("adagrad"))
+    def __init__(self, folder: Path, table: Table | None = None, **limits: int) -> None:
+        self.table = table if table is not None else Table("users", DIM, optimizer=Optimizer("adagrad"))
         self.door = ShardDoor(**limits)
         self.listener = socket.socket(socket.AF_UNIX)
         self.path = str(folder / "shard.sock")
@@ -46,14 +52,14 @@ class Shard:
         self.thread = threading.Thread(target=self.door.run)
         self.thread.start()
 
-    def echo(self, *, admit: bool = True, count: int = 1) -> list[Any]:
+    def echo(self, *, admit: bool = True, count: int = 1, **as_whom: int) -> list[Any]:
         """Answers so many calls."""
         heard: list[Any] = []
         while len(heard) < count:
             select.select([self.door.calls_fd], [], [], 10)
             for whom, head, body in self.door.calls():
                 heard.append((whom, head, body))
-                self.door.answer(whom, body, admit=admit)
+                self.door.answer(whom, body, admit=admit, **as_whom)
         return heard
 
     def close(self) -> None:
@@ -339,8 +345,8 @@ def test_pushes_that_python_applies_are_calls(shard: Shard, worker: Worker) -> N
 
 
 def test_its_bounds_have_names(shard: Shard, worker: Worker) -> None:
-    with pytest.raises(StatusError, match="follower 9"):
-        shard.door.follow(9)
+    with pytest.raises(StatusError, match="follower 10"):
+        shard.door.follow(10)
     worker.send(CALL, payload=b"x" * 8)
     select.select([shard.door.calls_fd], [], [], 10)
     ((whom, _, _),) = shard.door.calls()
@@ -365,8 +371,130 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
         again.socket.close()
 
 
+def test_silent_connections_shut_no_worker_out(tmp_path: Path) -> None:
+    with contextlib.closing(Shard(tmp_path, connections_max=8)) as shard, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket)) for _ in range(20)]
+        workers = [Worker(shard) for _ in range(5)]
+        for worker in workers:
+            stack.enter_context(contextlib.closing(worker.socket))
+            assert worker.pull([1])[0]["kind"] == ANSWER
+        assert silent[0].recv(1) == b"", "the one that has waited longest goes"
+        assert shard.door.stats()["turned_away"] >= 16
+
+
+def test_connection_without_hello_is_closed_in_time(tmp_path: Path) -> None:
+    with contextlib.closing(Shard(tmp_path, hello_us=1)) as shard:
+        silent = Worker(shard, admitted=False)
+        assert silent.socket.recv(1) == b""
+        silent.socket.close()
+
+
+def test_stranger_whose_hello_waits_for_python_is_not_closed(tmp_path: Path) -> None:
+    with contextlib.closing(Shard(tmp_path, connections_max=8)) as shard, contextlib.ExitStack() as stack:
+        slow = Worker(shard, admitted=False)
+        slow.send(CALL, payload=b"let me!!")
+        select.select([shard.door.calls_fd], [], [], 10)
+        late = [stack.enter_context(contextlib.closing(Worker(shard, admitted=False).socket)) for _ in range(5)]
+        assert late[0].recv(1) == b"", "of the others, the one that has waited longest goes"
+        shard.echo()
+        assert slow.hear()[1] == b"let me!!"
+        assert slow.pull([1])[0]["kind"] == ANSWER
+        slow.socket.close()
+
+
+def test_stranger_has_one_call_at_a_time(tmp_path: Path) -> None:
+    with contextlib.closing(Shard(tmp_path)) as shard:
+        stranger = Worker(shard, admitted=False)
+        for _ in range(10):
+            stranger.send(CALL, payload=b"hello me")
+        assert len(shard.echo(admit=False)) == 1
+        assert len(shard.echo(admit=False, count=9)) == 9
+        stranger.socket.close()
+
+
+def test_connections_beyond_descriptors_are_refused_at_once(tmp_path: Path) -> None:
+    with contextlib.closing(Shard(tmp_path)) as shard, contextlib.ExitStack() as stack:
+        worker = Worker(shard)
+        late = stack.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+        late.settimeout(10)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(0))
+        late.connect(shard.path)
+        assert late.recv(1) == b"", "the connection is closed, and does not stay in the backlog"
+        assert worker.pull([1])[0]["kind"] == ANSWER
+        worker.socket.close()
+
+
+def test_second_live_client_of_a_worker_number_is_refused(shard: Shard) -> None:
+    def hello(worker: int, incarnation: int) -> tuple[Worker, dict[str, Any]]:
+        one = Worker(shard, admitted=False)
+        one.send(CALL, payload=b"let me!!")
+        shard.echo(worker=worker, incarnation=incarnation)
+        return one, one.hear()[0]
+
+    first, said = hello(7, 1)
+    assert said["kind"] == ANSWER
+    again, said = hello(7, 1)
+    assert said["kind"] == ANSWER, "another connection of the same client"
+    second, said = hello(7, 2)
+    assert (said["kind"], said["rows"]) == (REFUSED, WORKER_IN_USE)
+    assert second.socket.recv(1) == b""
+    older, said = hello(7, 0)
+    assert said["kind"] == ANSWER, "a client of an older version does not say who it is"
+    for one in (first, again, older):
+        one.socket.close()
+    third, said = hello(7, 2)
+    assert said["kind"] == ANSWER, "its number is free again"
+    for one in (second, third):
+        one.socket.close()
+
+
+def test_too_large_push_is_told_and_the_connection_goes_on(shard: Shard, worker: Worker) -> None:
+    n = 4000
+    answer = worker.push(range(n), ones(n), worker=7, sequence=1)
+    assert (answer["kind"], answer["rows"]) == (REFUSED, TOO_LARGE)
+    assert len(shard.table) == 0
+    assert worker.push([1], ones(1), worker=7, sequence=2)["kind"] == ANSWER
+
+
+def test_answer_to_a_push_says_what_became_of_its_ids(tmp_path: Path) -> None:
+    with contextlib.closing(Shard(tmp_path, table=Table("small", DIM, rows_max=128))) as shard:
+        worker = Worker(shard)
+        worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
+        head, counted = worker.hear()
+        applied, unadmitted, refused, evicted = struct.unpack("<4I", counted)
+        assert (head["flags"], applied, unadmitted, refused, evicted) == (0, len(shard.table), 0, 4000 - len(shard.table), 0)
+        assert refused > 0
+        worker.send_push(range(4000), ones(4000), worker=7, sequence=1)
+        head, counted = worker.hear()
+        assert (head["flags"], counted) == (1, b""), "of a repetition it is not known any more"
+        shard.door.follow(0, waited=True)
+        worker.send_push([0, 0, 5000], ones(3), worker=7, sequence=2)
+        assert worker.is_silent()
+        shard.door.acknowledge(0, shard.door.position)
+        assert struct.unpack("<4I", worker.hear()[1]) == (1, 0, 1, 0)
+        worker.socket.close()
+
+
+def test_follower_that_begins_anew_is_not_waited_for_until_it_is_told(shard: Shard, worker: Worker) -> None:
+    shard.door.follow(0, waited=True)
+    worker.send_push([1], ones(1))
+    assert worker.is_silent()
+    shard.door.follow(0)
+    assert worker.hear()[0]["kind"] == ANSWER, "nobody is waited for any more"
+    shard.door.wait_for(0)
+    worker.send_push([1], ones(1))
+    assert worker.is_silent()
+    shard.door.acknowledge(0, shard.door.position)
+    assert worker.hear()[0]["kind"] == ANSWER
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(st.integers(1, 60), st.integers(1, 4000)), max_size=120))
+@given(st.lists(st.one_of(st.integers(1, 60), st.integers(1, 4000), _LAST), max_size=120))
 def test_the_window_is_a_set_that_forgets_the_old(sequences: list[int]) -> None:
     window, seen, high = SequenceWindow(), set[int](), 0
     for one in sequences:
@@ -383,6 +511,16 @@ def test_the_window_has_an_edge_and_forgets_what_leaves_it() -> None:
     for one in (5, 6, 1500):
         window.mark(one)
     assert [window.look(one) for one in (1500 - 1024, 1500 - 1023, 5, 5 + 1024, 6 + 1024, 1500)] == [2, 0, 2, 0, 0, 1]
+
+
+def test_highest_sequence_number_is_a_push_like_any_other(shard: Shard, worker: Worker) -> None:
+    worker.push([1], ones(1), worker=7, sequence=3)
+    assert worker.push([1], ones(1), worker=7, sequence=SEQUENCE_MAX)["kind"] == ANSWER
+    assert worker.push([1], ones(1), worker=7, sequence=SEQUENCE_MAX)["flags"] == 1
+    late = worker.push([1], ones(1), worker=7, sequence=4)
+    assert (late["kind"], late["rows"]) == (REFUSED, TOO_OLD)
+    assert worker.push([1], ones(1), worker=8, sequence=1)["flags"] == 0
+    assert shard.table.steps == 3
 
 
 def test_numbers_of_connections_are_used_again(shard: Shard) -> None:

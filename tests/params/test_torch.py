@@ -151,3 +151,23 @@ def test_a_batch_that_is_too_late_is_computed_anew(shards: Shards) -> None:
     turns.clear()
     with pytest.raises(StalePush, match="64 times"):
         worker.step(lambda module: late(module, TRIES))
+
+
+def test_step_that_one_shard_refused_moves_the_rows_of_the_other_once(shards: Shards) -> None:
+    client = shards.up(2, lag_max=2).client()
+    rate: Any = {"optimizer": "sgd", "optimizer_settings": {"rate": 1.0}, "initializer": "zeros"}
+    embedding = Embedding(client, TableSpec("moved", 1, **rate))
+    module = torch.nn.Sequential(embedding)
+    worker = Worker(client, module)
+    other = shards.client()
+
+    def loss_of(model: Any) -> Any:
+        if not worker.refused:
+            for _ in range(4):
+                other.push("moved", [101], np.zeros((1, 1), np.float32))  # shard 1 goes ahead while the loss is computed
+        return -model(torch.tensor([1, 2])).sum()
+
+    worker.step(loss_of)
+    worker.step(loss_of)
+    assert worker.refused == 1
+    assert client.pull("moved", [1, 2]).ravel().tolist() == [2, 2]

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
+from clipper_container.push_identity import PushIdentity
 from clipper_container.shared_rows import Sharing
 from clipper_container.transport import connect
 
@@ -43,12 +45,21 @@ _NAMES = {  # of refusals, and what they are about
     OTHER_EPOCH: ("shard-away", "its epoch is {about}, another was meant"),
     104: ("stale-push", "the gradient is {about} versions old"),
     NOT_SHARED: ("does-not-fit", "a place outside of the {about} bytes of memory that it shares with this worker"),
+    108: ("already-exists", "worker number {about} is that of another live client: give each a number of its own"),
+    109: ("state-lost", "it came back without what it had, and waits to be told to begin anew: `clipper params begin-anew`"),
     105: ("stale-push", "push {about} is older than the last 1024 of this worker; whether it was applied is not known"),
 }
 
 
 class ShardAway(ConnectionError):
-    """A shard did not answer within the caller's patience; a push of rows may have been applied."""
+    """A shard did not answer within the caller's patience; a push of rows may have been applied.
+
+    sequence: of that push: sent again with it, shards that have applied it do not apply it twice. 0: it was no push.
+    """
+
+    def __init__(self, message: str = "", sequence: int = 0) -> None:
+        super().__init__(message)
+        self.sequence = sequence
 
 
 class ShardRefused(ValueError):
@@ -130,12 +141,13 @@ class Ask:
     expects: bytes of a pull's answer, which may come by memory that is shared; they are in `body` either way.
     """
 
-    __slots__ = ("block", "body", "buffers", "expects", "head", "id", "table")
+    __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "table")
 
     def __init__(self, head: Head, buffers: Sequence[Any] = (), table: str = "", expects: int = 0) -> None:
         size = sum(memoryview(one).nbytes for one in buffers)
         self.head, self.buffers, self.table, self.expects = head._replace(payload_bytes=size), buffers, table, expects
         self.id = 0
+        self.answer: Head | None = None
         self.body: memoryview = memoryview(b"")
         self.block: Any = None
 
@@ -145,19 +157,26 @@ def call(name: str, **fields: Any) -> Ask:
 
 
 class ShardLine:
-    """number: of the shard.  address: looked up at each dialling.
+    """number: of the shard.  address: looked up at each dialling.  identity: of the client.
 
-    Threads: one at a time.
+    Threads: one at a time; who shares it holds its `lock` while a request is sent, and while an answer is waited for.
     """
 
-    def __init__(self, number: int, address: Callable[[int], str], token: str, worker: int, answer_s: float) -> None:
-        self.number, self._address, self._token, self._worker, self._answer_s = number, address, token, worker, answer_s
+    def __init__(
+        self, number: int, address: Callable[[int], str], token: str, identity: PushIdentity, answer_s: float
+    ) -> None:
+        self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
+        self._identity = identity
+        self.lock = threading.RLock()
+        self._open: dict[int, Ask] = {}
         self._sock: socket.socket | None = None
         self._sharing = Sharing()
         self._next = 0
         self._head = bytearray(HEAD_BYTES)
         self.epoch = 0  # the highest seen: a shard of a lower one should be dead
         self.sequence = 0  # of this worker's pushes there, the highest it knew when we met
+        self._sent = 0  # of these, the highest that this client sent or knew of
+        self.frame_bytes_max = 0  # of a payload, as it says; 0: not known
         self.tables: dict[str, int] = {}
 
     @property
@@ -165,6 +184,7 @@ class ShardLine:
         return f"shard {self.number} at {self._address(self.number)}"
 
     def close(self) -> None:
+        self._open.clear()
         self._sharing.end()
         if self._sock is not None:
             self._sock.close()
@@ -174,26 +194,34 @@ class ShardLine:
         """Raises: OSError, ShardAway, ShardRefused; the connection is closed then."""
         if self._sock is None:
             self._dial()
+        self.check(ask)
         self._send(ask)
+
+    def check(self, ask: Ask) -> None:
+        """Raises: ShardRefused, for a request that the shard will never take; nothing of it is sent."""
+        size, most = ask.head.payload_bytes, self.frame_bytes_max
+        if 0 < most < size:
+            why = f"{self.name}: a message of {size} bytes, and it takes {most}: push fewer rows, or raise params.frame_bytes_max"
+            raise ShardRefused(why, "too-large")
 
     def settle(self, ask: Ask, until: float) -> Head:
         """Its answer: sent again, if it must, as often as it takes until then. Raises: ShardAway, ShardRefused."""
         pause, why = PAUSE_S, "it does not answer"
         while True:
             try:
-                if not ask.id:
+                if ask.id not in self._open and ask.answer is None:
                     self.send(ask)
                 head = self._hear(ask)
                 if head.kind == ANSWER:
                     return head
                 if head.rows == NOT_SHARED and ask.block is not None:
                     self._sharing.end()  # over the socket, from here on
-                    ask.id = 0
+                    ask.answer, ask.id = None, 0
                     continue
                 why = self._again(head, ask.body)
             except OSError as error:
                 why = str(error) or why
-            ask.id = 0
+            ask.answer, ask.id = None, 0
             if time.monotonic() + pause > until:
                 raise ShardAway(f"{self.name}: {why}; is it running? `clipper params ps` tells")
             time.sleep(pause)
@@ -223,10 +251,13 @@ class ShardLine:
             if fd >= 0:
                 self._share(fd)
         self._next += 1
+        ask.id, ask.answer = self._next, None
+        self._open[ask.id] = ask
+        if kind == PUSH:
+            self._sent = max(self._sent, sequence)
         epoch = 0 if kind == CALL else self.epoch
         head = packed_head(kind, dtype, flags, table, rows, self._next, epoch, worker, sequence, *rest)
         self._write([head, *(one for one in ask.buffers if len(one))])
-        ask.id = self._next
 
     def _share(self, fd: int) -> None:
         """Its answer is dropped: if the shard does not take the memory, it refuses what is to go there."""
@@ -254,21 +285,22 @@ class ShardLine:
             raise
 
     def _hear(self, ask: Ask) -> Head:
-        """Its answer; what was asked before it and is no longer waited for is dropped."""
-        if self._sock is None:
-            raise ConnectionError("the connection is gone")
+        """Its answer; those of others are kept for them, and those that nobody waits for are dropped."""
         try:
-            while True:
+            while ask.answer is None:
+                if ask.id not in self._open:
+                    raise ConnectionError("the connection is gone")
                 self._fill(memoryview(self._head))
                 head = read_head(self._head)
-                if head.flags & IN_REGION and head.id == ask.id and ask.block is not None:
-                    ask.body = ask.block.data
-                    return head
-                body = np.empty(head.payload_bytes, np.uint8).data
-                self._fill(body)
-                if head.id == ask.id:
-                    ask.body = body
-                    return head
+                one = self._open.pop(head.id, None)
+                if head.flags & IN_REGION and one is not None and one.block is not None:
+                    body = one.block.data
+                else:
+                    body = np.empty(head.payload_bytes, np.uint8).data
+                    self._fill(body)
+                if one is not None:
+                    one.body, one.answer = body, head
+            return ask.answer
         except BaseException as error:
             self.close()
             if isinstance(error, BlockingIOError):
@@ -290,7 +322,8 @@ class ShardLine:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # the kernel's: Python's own would poll before each read
             waits = struct.pack("ll", int(self._answer_s), int(self._answer_s % 1 * 1e6))
             self._sock.setsockopt(socket.SOL_SOCKET, option, waits)
-        ask = call("hello", token=self._token, worker=self._worker, protocol=PROTOCOL)
+        me = self._identity
+        ask = call("hello", token=self._token, worker=me.worker, incarnation=me.incarnation, protocol=PROTOCOL)
         try:
             self._send(ask)
             head = self._hear(ask)
@@ -301,8 +334,11 @@ class ShardLine:
                 raise ShardRefused(f"{self.name} says that it is shard {said.get('shard')}: give the addresses in order", "order")
             if head.epoch < self.epoch:
                 raise ConnectionError(f"it is one of epoch {head.epoch} that should be dead; its successor has {self.epoch}")
-            self.epoch = head.epoch
             self.sequence = int(said.get("sequence", 0))
+            if me.has_pushed and self.sequence > self._sent:
+                raise ShardRefused(f"{self.name}: another client pushes as worker {me.worker}", "already-exists")
+            self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
+            self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
             if self._sock.family == socket.AF_UNIX:
                 self._sharing.begin(int(said.get("shared", 0)))

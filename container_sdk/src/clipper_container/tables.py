@@ -11,34 +11,65 @@ Numpy and msgpack are all it needs: it speaks the shards' messages itself, in an
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
-import threading
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper_container.shards import DTYPES, PULL, PUSH, Ask, Head, ShardLine, ShardRefused, addresses_in, call, padding, unpacked
+from clipper_container.push_identity import PushIdentity, renew_after_fork
+from clipper_container.shards import (
+    DTYPES,
+    PULL,
+    PUSH,
+    Ask,
+    Head,
+    ShardAway,
+    ShardLine,
+    ShardRefused,
+    addresses_in,
+    call,
+    padding,
+    unpacked,
+)  # fmt: skip
 
 TOKEN_VARIABLE = "CLIPPER_PARAMS__TOKEN"
 SETTINGS = (
     "optimizer", "optimizer_settings", "initializer", "initializer_settings", "seed",
     "rows_max", "evicts", "admit_after", "expire_s",
 )  # fmt: skip
+PUSHED = struct.Struct("<4I")  # payload of the answer to a push
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Places = NDArray[np.intp] | None  # None: all
 
 
+class Pushed(NamedTuple):
+    """What became of a push. sequence: its number.  applied: distinct ids whose rows were changed.
+
+    unadmitted: ids not seen often enough for a row.  no_room: ids that found their table full: nothing is kept of their
+    gradients.  evicted: rows that had to go for others. A shard that had applied the push before does not say it again.
+    """
+
+    sequence: int
+    applied: int = 0
+    unadmitted: int = 0
+    no_room: int = 0
+    evicted: int = 0
+
+
 class Tables:
-    """Threads: any, one request at a time.
+    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer delays only who asks it.
+    A forked child may use it: it has connections and a worker number of its own there.
 
     shards: the folder of a set on this host, or the addresses of all shards in order (`unix:/path`, `tcp:host:port`).
-    worker: its number, unique: a push is told from its repetition by it; made up when 0.
+    worker: its number: a push is told from its repetition by it; made up when 0. While a client lives, another of the same
+    number is refused (`already-exists`).
     patience_s: how long a request waits for a shard that is away or recovers.  answer_s: for one answer.
     """
 
@@ -63,17 +94,33 @@ class Tables:
         if not addresses:
             raise ValueError("a set of no shards: give the addresses of all of them, in order")
         self._addresses = addresses
-        self.worker = worker or secrets.randbits(63) | 1
-        self.patience_s = patience_s
-        self._sequence = 0
+        self.patience_s, self._answer_s = patience_s, answer_s
         self._specs: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        token = token or known or os.environ.get(TOKEN_VARIABLE, "")
-        self._lines = [ShardLine(i, self._address, token, self.worker, answer_s) for i in range(len(addresses))]
+        self._token = token or known or os.environ.get(TOKEN_VARIABLE, "")
+        self._identity = PushIdentity(worker)
+        self._lines = self._new_lines()
+        renew_after_fork(self)
+
+    def _new_lines(self) -> list[ShardLine]:
+        shards = range(len(self._addresses))
+        return [ShardLine(i, self._address, self._token, self._identity, self._answer_s) for i in shards]
+
+    def forked(self) -> None:
+        """In a forked child, before anything else: its connections are the parent's, and so is its number."""
+        parents = self._lines
+        self._identity = PushIdentity()
+        self._lines = self._new_lines()
+        for line in parents:
+            line.close()
+
+    @property
+    def worker(self) -> int:
+        """Its number, as shards know it."""
+        return self._identity.worker
 
     def close(self) -> None:
-        with self._lock:
-            for line in self._lines:
+        for line in self._lines:
+            with line.lock:
                 line.close()
 
     def __enter__(self) -> Tables:
@@ -92,12 +139,11 @@ class Tables:
         if strange:
             raise TypeError(f"table {name!r}: no setting {strange[0]!r}; there are {', '.join(SETTINGS)}")
         whole = {"name": name, "dim": int(dim), **spec}
-        with self._lock:
-            asks = [(line, call("create", spec=whole)) for line in self._lines]
-            self._settle(asks)
-            for line, ask in asks:
-                line.tables[name] = int(unpacked(ask.body)["number"])
-            self._specs[name] = whole
+        asks = [(line, call("create", spec=whole)) for line in self._lines]
+        self._settle(asks)
+        for line, ask in asks:
+            line.tables[name] = int(unpacked(ask.body)["number"])
+        self._specs[name] = whole
 
     def pull(self, name: str, ids: ArrayLike, dtype: str = "f32") -> Floats:
         """f32[n, dim]: the rows of ids i64[n] or u64[n], in their order; of one without a row, what it would begin as.
@@ -107,13 +153,12 @@ class Tables:
         each = as_ids(ids)
         if dtype not in DTYPES:
             raise ValueError(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}")
-        with self._lock:
-            dim = self._dim(name)
+        dim = self._dim(name)
 
-            def ask(mine: Ids, at: Places) -> Ask:
-                return Ask(Head(PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), name, answer_bytes(mine.size, dim, dtype))
+        def ask(mine: Ids, at: Places) -> Ask:
+            return Ask(Head(PULL, dtype=DTYPES[dtype], rows=mine.size), (mine,), name, answer_bytes(mine.size, dim, dtype))
 
-            parts = self._ask_of_rows(name, each, ask)
+        parts = self._ask_of_rows(name, each, ask)
         if len(parts) == 1:
             return rows_in(parts[0][0].body, each.size, dim, dtype)
         out: Floats = np.empty((each.size, dim), np.float32)
@@ -121,27 +166,32 @@ class Tables:
             out[at] = rows_in(one.body, one.head.rows, dim, dtype)
         return out
 
-    def push(self, name: str, ids: ArrayLike, gradients: ArrayLike) -> None:
+    def push(self, name: str, ids: ArrayLike, gradients: ArrayLike, *, sequence: int = 0) -> Pushed:
         """One step of the table's optimizer for each distinct id, by the sum of its gradients f32[n, dim].
 
-        Applied once, also when a shard is relaunched meanwhile and it is sent again.
+        Applied once, also when a shard is relaunched meanwhile and it is sent again. sequence: that of ShardAway, to send again
+        a push that some shards may have applied: they do not apply it twice; 0: a new push.
         Raises: ShardRefused (`invalid-input`: NaN or infinity; nothing was changed on that shard), ShardAway, ValueError.
         """
         each, rows = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
-        with self._lock:
-            dim = self._dim(name)
-            if rows.shape != (each.size, dim):
-                raise ValueError(f"table {name!r}: gradients are f32[{each.size}, {dim}], not {list(rows.shape)}")
-            sequence = self._new_sequence()
+        dim = self._dim(name)
+        if rows.shape != (each.size, dim):
+            raise ValueError(f"table {name!r}: gradients are f32[{each.size}, {dim}], not {list(rows.shape)}")
+        sequence = sequence or self._new_sequence()
 
-            def ask(mine: Ids, at: Places) -> Ask:
-                part = rows if at is None else rows[at]
-                head = Head(PUSH, rows=mine.size, worker=self.worker, sequence=sequence)
-                return Ask(head, (mine, part.reshape(-1), padding(part.nbytes)), name)
+        def ask(mine: Ids, at: Places) -> Ask:
+            part = rows if at is None else rows[at]
+            head = Head(PUSH, rows=mine.size, worker=self.worker, sequence=sequence)
+            return Ask(head, (mine, part.reshape(-1), padding(part.nbytes)), name)
 
-            self._ask_of_rows(name, each, ask)
+        try:
+            parts = self._ask_of_rows(name, each, ask)
+        except ShardAway as error:
+            raise ShardAway(str(error), sequence) from error
+        counts = [PUSHED.unpack(one.body) for one, _ in parts if len(one.body) == PUSHED.size]
+        return Pushed(sequence, *(sum(each) for each in zip(*counts, strict=True)))
 
-    # -- inside, under the lock
+    # -- inside
 
     def _address(self, shard: int) -> str:
         if self._folder:
@@ -154,15 +204,29 @@ class Tables:
         return unpacked(ask.body)
 
     def _settle(self, asks: Sequence[tuple[ShardLine, Ask]]) -> None:
-        """All are sent before the first is waited for."""
+        """All are sent before the first is waited for. One that is too large is refused before anything is sent."""
         until = time.monotonic() + self.patience_s
         for line, ask in asks:
+            line.check(ask)
+        for line, ask in asks:
             try:
-                line.send(ask)
+                with self._asking(line, until):
+                    line.send(ask)
             except OSError:
                 ask.id = 0  # `settle` sends it again
         for line, ask in asks:
-            line.settle(ask, until)
+            with self._asking(line, until):
+                line.settle(ask, until)
+
+    @contextlib.contextmanager
+    def _asking(self, line: ShardLine, until: float) -> Iterator[None]:
+        """Wait for other threads that ask the same shard. Raises: ShardAway."""
+        if not line.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
+            raise ShardAway(f"{line.name}: it does not answer others of this client")
+        try:
+            yield
+        finally:
+            line.lock.release()
 
     def _ask_of_rows(self, name: str, ids: Ids, ask: Callable[[Ids, Places], Ask]) -> list[tuple[Ask, Places]]:
         """Each shard for those that are its. One that came back with nothing is told of the table, and asked again."""
@@ -209,11 +273,10 @@ class Tables:
 
     def _new_sequence(self) -> int:
         """Above all that shards know of this worker: its number may have been another process's before."""
-        if not self._sequence:
+        if not self._identity.has_pushed:
             self._settle([(line, call("tables")) for line in self._lines])  # every shard has said
-            self._sequence = max(line.sequence for line in self._lines)
-        self._sequence += 1
-        return self._sequence
+            self._identity.begin(max(line.sequence for line in self._lines))
+        return self._identity.next()
 
 
 def answer_bytes(n: int, dim: int, dtype: str) -> int:

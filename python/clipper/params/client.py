@@ -1,21 +1,21 @@
 """`Client`: what a worker, or a model that serves, asks of a set of shards."""
 
+import contextlib
 import os
-import secrets
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clipper.errors import InvalidInput, UnknownTable
-from clipper.params.frames import DTYPES, DUPLICATE, Head, Kind, padding, unpacked
+from clipper.errors import InvalidInput, ShardAway, StalePush, UnknownTable
+from clipper.params.frames import DTYPES, DUPLICATE, PUSHED, Head, Kind, padding, unpacked
 from clipper.params.line import Ask, Line, addresses_in, call
 from clipper.params.partition import Ids, parted, shard_of_name
 from clipper.params.tables import TableSpec
+from clipper_container.push_identity import PushIdentity, renew_after_fork
 
 Array = npt.NDArray[Any]
 Variables = Mapping[str, npt.NDArray[np.float32]]
@@ -25,29 +25,39 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """versions: of the model on each shard that took part.  repeated: shards that had applied this push before."""
+    """What became of a push. versions: of the model on each shard that took part.  repeated: shards that had applied this push
+    before, which do not say again what became of their ids.
+
+    applied: distinct ids whose rows were changed.  unadmitted: ids not seen often enough for a row (`admit_after`).
+    no_room: ids that found their table full: nothing is kept of their gradients.  evicted: rows that had to go for others.
+    """
 
     sequence: int
     versions: dict[int, int]
     repeated: tuple[int, ...] = ()
+    applied: int = 0
+    unadmitted: int = 0
+    no_room: int = 0
+    evicted: int = 0
 
 
 class Prefetched:
     """Rows that are on their way. result(): as `pull` gives them; once."""
 
-    def __init__(self, client: "Client", take: Callable[[], Array]) -> None:
-        self._client, self._take = client, take
+    def __init__(self, take: Callable[[], Array]) -> None:
+        self._take = take
 
     def result(self) -> Array:
-        with self._client.lock:
-            return self._take()
+        return self._take()
 
 
 class Client:
-    """Threads: any, one request at a time; a worker that wants two at once makes two clients.
+    """Threads: any; those that ask the same shard wait for each other, a shard that does not answer delays only who asks it.
+    A forked child may use it: it has connections and a worker number of its own there.
 
     shards: the folder of a set that runs on this host, or the addresses of all shards in order (`unix:/path`, `tcp:host:port`).
-    worker: its number, unique; pushes are told from their repetitions by it. Made up when not given.
+    worker: its number; pushes are told from their repetitions by it. Made up when not given. While a client lives, another
+    of the same number is refused (AlreadyExists).
     patience_s: how long to wait for a shard that is away, or recovers, before ShardAway.
     shared: large pulls come by memory that a shard on this host writes; a forked child that keeps such rows must copy them.
     spin_us: how long to poll for an answer before sleeping, while that pays (docs/params.md); 0: never.
@@ -76,18 +86,36 @@ class Client:
         if not addresses:
             raise InvalidInput("a set of no shards.", hint="Give the addresses of all of them, in order.")
         self._addresses = addresses
-        self.worker = worker or secrets.randbits(63) | 1
         self.patience_s = patience_s
-        self._sequence = 0
         self._specs: dict[str, TableSpec] = {}
-        self.lock = threading.RLock()
-        token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
-        said = token, self.worker, answer_s
-        self.lines = [Line(i, self._address, *said, shares=shared, spin_us=spin_us) for i in range(len(addresses))]
+        self._token = token or known or os.environ.get("CLIPPER_PARAMS__TOKEN", "")
+        self._answer_s, self._shared, self._spin_us = answer_s, shared, spin_us
+        self._identity = PushIdentity(worker)
+        self.lines = self._new_lines()
+        renew_after_fork(self)
+
+    def _new_lines(self) -> list[Line]:
+        return [
+            Line(i, self._address, self._token, self._identity, self._answer_s, shares=self._shared, spin_us=self._spin_us)
+            for i in range(len(self._addresses))
+        ]
+
+    def forked(self) -> None:
+        """In a forked child, before anything else: its connections are the parent's, and so is its number."""
+        parents = self.lines
+        self._identity = PushIdentity()
+        self.lines = self._new_lines()
+        for line in parents:
+            line.close()
+
+    @property
+    def worker(self) -> int:
+        """Its number, as shards know it."""
+        return self._identity.worker
 
     def close(self) -> None:
-        with self.lock:
-            for line in self.lines:
+        for line in self.lines:
+            with line.lock:
                 line.close()
 
     def __enter__(self) -> Self:
@@ -130,44 +158,52 @@ class Client:
         distinct id once, where many are equal and the way is long.
         Raises UnknownTable, InvalidInput, ShardAway.
         """
-        with self.lock:
-            if unique:
-                each, where = np.unique(as_ids(ids), return_inverse=True)
-                return np.take(self._pulling(table, each, dtype)(), where, axis=0)
-            return self._pulling(table, as_ids(ids), dtype)()
+        if unique:
+            each, where = np.unique(as_ids(ids), return_inverse=True)
+            return np.take(self._pulling(table, each, dtype)(), where, axis=0)
+        return self._pulling(table, as_ids(ids), dtype)()
 
     def prefetch(self, table: str, ids: npt.ArrayLike, dtype: str = "f32") -> Prefetched:
         """Ask now, take later: the rows come while the caller computes."""
-        with self.lock:
-            return Prefetched(self, self._pulling(table, as_ids(ids), dtype))
+        return Prefetched(self._pulling(table, as_ids(ids), dtype))
 
     def push(
-        self, table: str, ids: npt.ArrayLike, gradients: npt.ArrayLike, *, scale: float = 1.0, versioned: bool = False
+        self,
+        table: str,
+        ids: npt.ArrayLike,
+        gradients: npt.ArrayLike,
+        *,
+        scale: float = 1.0,
+        versioned: bool = False,
+        sequence: int = 0,
     ) -> Pushed:
         """One step of the table's optimizer for each distinct id, by the sum of its gradients f32[n, dim].
 
         Applied exactly once, also when a connection breaks and it is sent again. With replicas that are waited for it survives
         the death of a shard once this has returned.  scale: of the rate.  versioned: say of which version the gradients are, for
-        shards that mind. Raises InvalidInput (nothing was changed on that shard), StalePush, ShardAway.
+        shards that mind.  sequence: that of an error, to send again a push that some shards may have applied: they do not twice.
+        Raises InvalidInput (nothing was changed on that shard), StalePush, ShardAway; TooLarge (nothing was changed).
         """
         each = as_ids(ids)
         rows = np.ascontiguousarray(gradients, np.float32)
         dim = self.spec(table).dim
         if rows.shape != (each.size, dim):
             raise _misshapen(table, each.size, dim, rows)
-        with self.lock:
-            sequence = self._new_sequence()
-            asks = []
-            for shard, mine, places in self._parts(each):
-                part = rows if places is None else rows[places]
-                buffers = mine, part.reshape(-1), padding(part.nbytes)
-                model = self.lines[shard].version if versioned else 0
-                size = mine.nbytes + part.nbytes + len(buffers[2])
-                head = Head(Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size)
-                asks.append((shard, self._of_rows(table, shard, head, buffers)))
+        sequence = sequence or self._new_sequence()
+        asks = []
+        for shard, mine, places in self._parts(each):
+            part = rows if places is None else rows[places]
+            buffers = mine, part.reshape(-1), padding(part.nbytes)
+            model = self.lines[shard].version if versioned else 0
+            size = mine.nbytes + part.nbytes + len(buffers[2])
+            head = Head(Kind.PUSH, 0, 0, 0, mine.size, 0, 0, self.worker, sequence, model, scale, size)
+            asks.append((shard, self._of_rows(table, shard, head, buffers)))
+        with _numbered(sequence):
             answers = self._settle(asks)
         repeated = tuple(shard for shard, head in answers if head.flags & DUPLICATE)
-        return Pushed(sequence, {shard: head.model for shard, head in answers}, repeated)
+        counts = [PUSHED.unpack(ask.body) for _, ask in asks if len(ask.body) == PUSHED.size]
+        sums = (sum(each) for each in zip(*counts, strict=True))
+        return Pushed(sequence, {shard: head.model for shard, head in answers}, repeated, *sums)
 
     # -- dense variables, and the model as a whole
 
@@ -196,48 +232,51 @@ class Client:
         *,
         versions: Sequence[int] | None = None,
         scale: float = 1.0,
+        sequence: int = 0,
     ) -> dict[str, Any]:
         """A step of the whole model: gradients of dense variables, and of rows by table (ids, f32[n, dim]).
 
-        versions: of each shard, that the gradients were computed at. -> {"accepted": bool, "versions": [...], "why": [...]}; by
-        all shards or by none, where shards sum the gradients of several workers (`sync`).
+        versions: of each shard, that the gradients were computed at. -> {"accepted": bool, "versions": [...], "why": [...],
+        "sequence": int, "no_room": ids that found a table full}; by all shards or by none, where shards sum the gradients of
+        several workers (`sync`). Asynchronous shards decide each for itself: those computed anew, sent with the same sequence,
+        are applied only where they were refused. sequence: 0 for a new push; see also `push`.
         """
-        with self.lock:
-            sequence = self._new_sequence()
-            parts: list[dict[str, Any]] = [{"variables": mine, "rows": {}} for mine in self._by_shard(variables or {})]
-            for table, (ids, gradients) in (rows or {}).items():
-                each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
-                if given.shape != (each.size, self.spec(table).dim):
-                    raise _misshapen(table, each.size, self.spec(table).dim, given)
-                for shard, places in parted(each, len(self.lines)):
-                    parts[shard]["rows"][table] = {"ids": each[places], "gradients": given[places]}
-            for shard, part in enumerate(parts):
-                part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
-                part["version"] = versions[shard] if versions is not None else 0
+        sequence = sequence or self._new_sequence()
+        parts: list[dict[str, Any]] = [{"variables": mine, "rows": {}} for mine in self._by_shard(variables or {})]
+        for table, (ids, gradients) in (rows or {}).items():
+            each, given = as_ids(ids), np.ascontiguousarray(gradients, np.float32)
+            if given.shape != (each.size, self.spec(table).dim):
+                raise _misshapen(table, each.size, self.spec(table).dim, given)
+            for shard, places in parted(each, len(self.lines)):
+                parts[shard]["rows"][table] = {"ids": each[places], "gradients": given[places]}
+        for shard, part in enumerate(parts):
+            part |= {"worker": self.worker, "sequence": sequence, "scale": scale}
+            part["version"] = versions[shard] if versions is not None else 0
+        with _numbered(sequence):
             answers = self._push_parts(parts)
         return {
             "accepted": all(said["accepted"] for said in answers),
             "versions": [int(said["version"]) for said in answers],
             "why": [said.get("why", "") for said in answers],
+            "sequence": sequence,
+            "no_room": sum(int(said.get("no_room", 0)) for said in answers),
         }
 
     # -- calls
 
     def call(self, shard: int, name: str, **fields: Any) -> dict[str, Any]:
         """Ask one shard. Raises what it refuses with, and ShardAway."""
-        with self.lock:
-            ask = call(name, **fields)
-            self.lines[shard].settled(ask, time.monotonic() + self.patience_s)
-            return unpacked(ask.body)
+        ask = call(name, **fields)
+        self._settled(shard, ask, time.monotonic() + self.patience_s)
+        return unpacked(ask.body)
 
     def call_all(
         self, name: str, *, each: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> list[tuple[Line, dict[str, Any]]]:
         """Ask every shard at once; each: what else to tell them, by shard."""
-        with self.lock:
-            asks = [(i, call(name, **fields, **(each[i] if each else {}))) for i in range(len(self.lines))]
-            self._settle(asks)
-            return [(self.lines[shard], unpacked(ask.body)) for shard, ask in asks]
+        asks = [(i, call(name, **fields, **(each[i] if each else {}))) for i in range(len(self.lines))]
+        self._settle(asks)
+        return [(self.lines[shard], unpacked(ask.body)) for shard, ask in asks]
 
     # -- inside
 
@@ -253,12 +292,14 @@ class Client:
         return [said for _, said in self.call_all("push_gradients", each=[{**part, **step} for part in parts])]
 
     def _new_sequence(self) -> int:
-        """Above all that shards know of this worker: its number may have been another process's before."""
-        if not self._sequence:
+        """Above all that shards know of this worker: its number may have been another process's before. Raises InvalidInput."""
+        if not self._identity.has_pushed:
             self.call_all("tables")  # every shard has said
-            self._sequence = max(line.sequence for line in self.lines)
-        self._sequence += 1
-        return self._sequence
+            self._identity.begin(max(line.sequence for line in self.lines))
+        try:
+            return self._identity.next()
+        except OverflowError as error:
+            raise InvalidInput(f"{error}.") from None
 
     def _address(self, shard: int) -> str:
         if self._folder:
@@ -287,33 +328,51 @@ class Client:
         return [(shard, ids[places], places) for shard, places in parted(ids, len(self.lines))]
 
     def _settle(self, asks: Sequence[tuple[int, Ask]]) -> list[tuple[int, Head]]:
-        """All are sent before the first is waited for."""
+        """All are sent before the first is waited for. Raises TooLarge before anything is sent."""
         until = time.monotonic() + self.patience_s
         for shard, ask in asks:
-            self._try_to_send(shard, ask)
-        return [(shard, self.lines[shard].settled(ask, until)) for shard, ask in asks]
+            self.lines[shard].check(ask)
+        for shard, ask in asks:
+            self._try_to_send(shard, ask, until)
+        return [(shard, self._settled(shard, ask, until)) for shard, ask in asks]
 
-    def _try_to_send(self, shard: int, ask: Ask) -> None:
+    def _try_to_send(self, shard: int, ask: Ask, until: float) -> None:
+        line = self.lines[shard]
         try:
-            self.lines[shard].send(ask)
+            with self._asking(line, until):
+                line.send(ask)
         except OSError:
             ask.id = 0  # `settled` sends it again
+
+    def _settled(self, shard: int, ask: Ask, until: float) -> Head:
+        line = self.lines[shard]
+        with self._asking(line, until):
+            return line.settled(ask, until)
+
+    @contextlib.contextmanager
+    def _asking(self, line: Line, until: float) -> Iterator[None]:
+        """Wait for other threads that ask the same shard. Raises ShardAway."""
+        if not line.lock.acquire(timeout=max(0.0, until - time.monotonic()) + self._answer_s):
+            raise ShardAway(f"{line.name}: it does not answer others of this client.")
+        try:
+            yield
+        finally:
+            line.lock.release()
 
     def _pulling(self, table: str, ids: Ids, dtype: str) -> Callable[[], Array]:
         """Sends the requests; what it returns waits for them."""
         if dtype not in DTYPES:
             raise InvalidInput(f"no dtype {dtype!r} of rows: {', '.join(DTYPES)}.")
-        dim, parts = self.spec(table).dim, []
+        dim, parts, until = self.spec(table).dim, [], time.monotonic() + self.patience_s
         for shard, mine, places in self._parts(ids):
             head = Head(Kind.PULL, DTYPES[dtype], rows=mine.size, payload_bytes=mine.nbytes)
             ask = self._of_rows(table, shard, head, (mine,), answer_bytes(mine.size, dim, dtype))
-            self._try_to_send(shard, ask)
+            self._try_to_send(shard, ask, until)
             parts.append((shard, ask, places))
-        until = time.monotonic() + self.patience_s
 
         def take() -> Array:
             for shard, ask, _ in parts:
-                self.lines[shard].settled(ask, until)
+                self._settled(shard, ask, until)
             if len(parts) == 1:
                 return rows_in(parts[0][1].body, ids.size, dim, dtype)
             out: Array = np.empty((ids.size, dim), _NUMPY.get(dtype, np.float32))
@@ -322,6 +381,15 @@ class Client:
             return out
 
         return take
+
+
+@contextlib.contextmanager
+def _numbered(sequence: int) -> Iterator[None]:
+    """Errors after which a push may be sent again say its sequence."""
+    try:
+        yield
+    except (ShardAway, StalePush) as error:
+        raise type(error)(error.message, hint=error.hint, sequence=sequence) from error
 
 
 def answer_bytes(n: int, dim: int, dtype: str) -> int:

@@ -20,6 +20,7 @@ HEAD_BYTES = HEAD.size
 MAGIC, VERSION = b"CLPT", 1
 DUPLICATE = 1  # flag of an answer to a push that had been applied before
 IN_REGION = 2  # flag of a pull, and of its answer: the rows are in memory that both have
+PUSHED = struct.Struct("<4I")  # payload of the answer to a push: ids applied, unadmitted, without room, evicted
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i8": 3}
 _ARRAY_DTYPES = {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _RANK_MAX = 8
@@ -44,6 +45,8 @@ class Refusal(IntEnum):
     TOO_OLD = 105
     CALL_FAILED = 106
     NOT_SHARED = 107
+    WORKER_IN_USE = 108
+    STATE_LOST = 109
 
 
 class Head(NamedTuple):
@@ -162,6 +165,16 @@ _REFUSALS: dict[int, tuple[type[ClipperError], str, str]] = {
     Refusal.OTHER_EPOCH: (errors.ShardAway, "its epoch is {about}, another was meant", "It was relaunched: connect again."),
     Refusal.TOO_STALE: (errors.StalePush, "the gradient is {about} versions old", "Pull again, and compute it anew."),
     Refusal.NOT_SHARED: (errors.DoesNotFit, "a place outside of the {about} bytes of memory that it shares with this worker", ""),
+    Refusal.WORKER_IN_USE: (
+        errors.AlreadyExists,
+        "worker number {about} is that of another live client",
+        "Give each client a number of its own, or none: then one is made up.",
+    ),
+    Refusal.STATE_LOST: (
+        errors.StateLost,
+        "it came back without what it had: no replica and no snapshot of it was found",
+        "Restore a snapshot, or let it begin anew: `clipper params begin-anew`, or client.begin_anew().",
+    ),
     Refusal.TOO_OLD: (
         errors.StalePush,
         "push {about} is older than the last 1024 of this worker; whether it was applied is not known",

@@ -1,6 +1,6 @@
 """A worker's connection to one shard: requests out, answers in by their ids, and again after the shard was relaunched.
 
-Threads: one at a time (Client has the lock).
+Threads: one at a time; who shares a line holds its `lock` while a request is sent, and while an answer is waited for.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from clipper.errors import ClipperError, InvalidInput, ShardAway, UnknownTable
+from clipper.errors import AlreadyExists, ClipperError, InvalidInput, ShardAway, TooLarge, UnknownTable
 from clipper.params import frames
 from clipper.params.frames import HEAD_BYTES, IN_REGION, Head, Kind, Refusal, packed, read_head, refusal, unpacked
+from clipper_container.push_identity import PushIdentity
 from clipper_container.shared_rows import Sharing
 from clipper_core.spin import Receiver
 
@@ -37,10 +39,13 @@ class Ask:
     memory that is shared; they are in `body` either way.
     """
 
-    __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "table")
+    __slots__ = ("answer", "block", "body", "buffers", "expects", "head", "id", "sequence", "table")
 
-    def __init__(self, head: Head, buffers: Sequence[Buffer] = (), *, table: str = "", expects: int = 0) -> None:
+    def __init__(
+        self, head: Head, buffers: Sequence[Buffer] = (), *, table: str = "", expects: int = 0, sequence: int = 0
+    ) -> None:
         self.head, self.buffers, self.table, self.expects = head, buffers, table, expects
+        self.sequence = sequence or head.sequence  # of a push, else 0
         self.id = 0
         self.answer: Head | None = None
         self.body: memoryview = memoryview(b"")
@@ -49,11 +54,12 @@ class Ask:
 
 def call(name: str, **fields: Any) -> Ask:
     body = packed({"call": name, **fields})
-    return Ask(Head(Kind.CALL, payload_bytes=len(body)), (body,))
+    return Ask(Head(Kind.CALL, payload_bytes=len(body)), (body,), sequence=int(fields.get("sequence", 0)))
 
 
 class Line:
     """number: of the shard.  address: asked for at each dialling, since a relaunched shard may have another.
+    identity: of the client that pushes; None: nothing is pushed.
     shares: memory, with a shard on this host, for large pulls.  spin_us: of polling for an answer, before it sleeps."""
 
     def __init__(
@@ -61,13 +67,15 @@ class Line:
         number: int,
         address: Callable[[int], str],
         token: str,
-        worker: int,
+        identity: PushIdentity | None,
         answer_s: float,
         *,
         shares: bool = False,
         spin_us: int = 0,
     ) -> None:
-        self.number, self._address, self._token, self._worker, self._answer_s = number, address, token, worker, answer_s
+        self.number, self._address, self._token, self._answer_s = number, address, token, answer_s
+        self._identity = identity
+        self.lock = threading.RLock()
         self._shares, self._sharing = shares, Sharing()
         self._receiver = Receiver(spin_us=spin_us)
         self._socket: socket.socket | None = None
@@ -77,6 +85,8 @@ class Line:
         self.epoch = 0  # the highest it was seen in: one with a lower is a shard that should be dead
         self.version = 0  # of the model there, as last heard
         self.sequence = 0  # of this worker's pushes there, the highest that it knew when we met
+        self._sent = 0  # of these, the highest that this client sent or knew of
+        self.frame_bytes_max = 0  # of a payload, as it says; 0: not known
         self.mode = "async"
         self.tables: dict[str, int] = {}
         self._ready = False  # when we met
@@ -98,10 +108,18 @@ class Line:
 
     # -- one request
 
+    def check(self, ask: Ask) -> None:
+        """Raises TooLarge for a request that the shard will never take: nothing of it is sent."""
+        size, most = ask.head.payload_bytes, self.frame_bytes_max
+        if 0 < most < size:
+            hint = "Push fewer rows at once, or raise params.frame_bytes_max."
+            raise TooLarge(f"{self.name}: a message of {size} bytes, and it takes {most}.", hint=hint)
+
     def send(self, ask: Ask) -> None:
-        """Raises OSError, ClipperError; the line is closed then, and the request may be sent again."""
+        """Raises OSError, ClipperError; the line is closed then, and the request may be sent again. TooLarge: it may not."""
         if self._socket is None:
             self._dial()
+        self.check(ask)
         self._send(ask)
 
     def wait(self, ask: Ask) -> Head:
@@ -165,6 +183,7 @@ class Line:
         self._next += 1
         ask.id, ask.answer = self._next, None
         self._open[ask.id] = ask
+        self._sent = max(self._sent, ask.sequence)
         epoch = 0 if kind == Kind.CALL else self.epoch
         fields = kind, dtype, flags, table, rows, ask.id, epoch, worker, sequence, *rest
         head = frames.HEAD.pack(frames.MAGIC, frames.VERSION, *fields)
@@ -233,7 +252,9 @@ class Line:
 
     def _dial(self) -> None:
         self._socket = connected(self._address(self.number), self._answer_s)
-        ask = call("hello", token=self._token, worker=self._worker, protocol=1)
+        me = self._identity
+        who = {"worker": me.worker, "incarnation": me.incarnation} if me is not None else {"worker": 0}
+        ask = call("hello", token=self._token, protocol=1, **who)
         try:
             self._send(ask)
             head = self.wait(ask)
@@ -244,8 +265,12 @@ class Line:
                 raise InvalidInput(f"{self.name} says that it is shard {said.get('shard')}.", hint="Give the addresses in order.")
             if head.epoch < self.epoch:
                 raise ShardAway(f"{self.name} is one of epoch {head.epoch} that should be dead; its successor has {self.epoch}.")
-            self.epoch = head.epoch
             self.sequence = int(said.get("sequence", 0))
+            if me is not None and me.has_pushed and self.sequence > self._sent:
+                hint = "Make a new client, with a worker number of its own."
+                raise AlreadyExists(f"{self.name}: another client pushes as worker {me.worker}.", hint=hint)
+            self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
+            self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.mode = str(said.get("mode", "async"))
             self._ready = bool(said.get("ready"))
             self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}

@@ -65,7 +65,7 @@ def snapshot_all(addresses: list[str], token: str, folder: Path, *, whole: bool 
     number = 1 + max((one.number for one in sets_in(folder / "snapshots")), default=0)
     parts = []
     for shard in range(len(addresses)):
-        line = Line(shard, addresses.__getitem__, token, 0, 600.0)
+        line = Line(shard, addresses.__getitem__, token, None, 600.0)
         try:
             parts.append(asked(line, "snapshot", number=number, whole=whole)[1])
         except OSError as error:
@@ -212,7 +212,7 @@ class LocalSet:
         for shard in range(len(self.addresses)):
             why = "it does not answer"
             while time.monotonic() < until:
-                line = Line(shard, self.addresses.__getitem__, self.token, 0, 5.0)
+                line = Line(shard, self.addresses.__getitem__, self.token, None, 5.0)
                 try:
                     if asked(line, "stats")[1]["ready"]:
                         break

@@ -53,7 +53,7 @@ class SetReader:
                 line.close()
             addresses, token = self._known = known
             each = range(len(addresses)) if self._only is None else (self._only,)
-            self._lines = [Line(i, addresses.__getitem__, token, 0, self._answer_s) for i in each]
+            self._lines = [Line(i, addresses.__getitem__, token, None, self._answer_s) for i in each]
         return self._lines
 
 

@@ -28,11 +28,10 @@ from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
 from clipper.params.places import Book
 from clipper.params.pulse import Pulse
-from clipper.params.recovery import SEQUENCES
 from clipper.params.replication import Follower, Followers, asked, still
 from clipper.params.stepping import Stepping
 from clipper.params.tables import TableSpec
-from clipper.params.training import Pushed, Training
+from clipper.params.training import Pushed, Training, whole
 from clipper.settings.params import ParamsSettings
 from clipper_core.shard_door import ShardDoor
 
@@ -123,8 +122,8 @@ class Shard:
         }
 
     def line(self, shard: int, answer_s: float = 5.0) -> Line:
-        """To another shard of the set. Its worker's number is none: it pushes nothing."""
-        return Line(shard, self._address, self.place.token, 0, answer_s)
+        """To another shard of the set; nothing is pushed by it."""
+        return Line(shard, self._address, self.place.token, None, answer_s)
 
     def _training(self, parameters: Parameters) -> Training:
         settings, decides = self.place.settings, self.place.number == 0
@@ -304,12 +303,13 @@ class Shard:
             raise InvalidInput(f"protocol {said['protocol']!r}: this shard speaks {PROTOCOL}.")
         self._admitted[whom[0]] = whom[1]
         answer = {"shard": self.place.number, "shards": self.place.shards, "tables": self.parameters.numbers()}
-        worker = said.get("worker")
-        window = self.door.pushes_seen().get(worker) if isinstance(worker, int) else None
+        worker, incarnation = whole(said, "worker"), whole(said, "incarnation")
         answer["mode"] = self.place.settings.mode
         answer["shared"] = self.place.settings.shared_bytes_max
-        answer["sequence"] = SEQUENCES.unpack(window)[0] if window else 0  # the highest that was seen of this worker
-        self.door.answer(whom, packed({**answer, "ready": self.door.ready, "pid": os.getpid()}), admit=True)
+        answer["frame_bytes_max"] = self.place.settings.frame_bytes_max
+        answer["sequence"] = self.door.highest(worker) if worker else 0
+        answer |= {"ready": self.door.ready, "pid": os.getpid()}
+        self.door.answer(whom, packed(answer), admit=True, worker=worker, incarnation=incarnation)
 
     def _create(self, said: Piece, whom: Whom) -> None:
         try:

@@ -106,6 +106,7 @@ class Worker:
     ) -> None:
         self.client, self.module, self.pull_every = client, module, max(1, pull_every)
         self.steps = self.refused = 0
+        self.no_room = 0  # ids whose gradients were dropped, because their table is full
         self._embeddings = [one for one in module.modules() if isinstance(one, Embedding)]
         self._dense = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._versions = [-1] * len(client)
@@ -124,11 +125,12 @@ class Worker:
                     self._dense[name].copy_(torch.from_numpy(np.array(value)).reshape(self._dense[name].shape))
         self._versions = versions
 
-    def step(self, loss_of: Callable[[nn.Module], Tensor], *, scale: float = 1.0) -> float:
+    def step(self, loss_of: Callable[[nn.Module], Tensor], *, scale: float = 1.0, sequence: int = 0) -> float:
         """One batch: pull, forward, backward, push. loss_of: (module) -> a scalar. -> the loss.
 
-        A push that is refused as too old is computed anew from newer parameters, up to 64 times. Raises StalePush then, and
-        what the client raises.
+        A push that is refused as too old is computed anew from newer parameters, up to 64 times; shards that have taken it
+        do not take it again. sequence: that of ShardAway or StalePush, to do the same batch again: alike. Raises StalePush,
+        and what the client raises.
         """
         self.module.train()
         for turn in range(TRIES):
@@ -137,15 +139,17 @@ class Worker:
             self.module.zero_grad(set_to_none=True)
             loss = loss_of(self.module)
             loss.backward()
-            if self._push(scale):
+            pushed = self._push(scale, sequence)
+            self.no_room += pushed["no_room"]
+            if pushed["accepted"]:
                 self.steps += 1
                 return float(loss.detach())
             self.refused += 1
-        raise StalePush(
-            f"a batch was refused {TRIES} times: others are that much faster.", hint="Use fewer workers, or a larger lag_max."
-        )
+            sequence = pushed["sequence"]
+        why = f"a batch was refused {TRIES} times: others are that much faster."
+        raise StalePush(why, hint="Use fewer workers, or a larger lag_max.", sequence=sequence)
 
-    def _push(self, scale: float) -> bool:
+    def _push(self, scale: float, sequence: int) -> dict[str, Any]:
         dense = {name: one.grad.numpy() for name, one in self._dense.items() if one.grad is not None}
         rows: dict[str, tuple[Any, Any]] = {}
         for one in self._embeddings:
@@ -154,8 +158,7 @@ class Worker:
                 before = rows.get(one.spec.name)
                 rows[one.spec.name] = found if before is None else _joined(before, found)
         versions = [max(0, version) for version in self._versions]
-        accepted: bool = self.client.push_gradients(dense, rows, versions=versions, scale=scale)["accepted"]
-        return accepted
+        return self.client.push_gradients(dense, rows, versions=versions, scale=scale, sequence=sequence)
 
     def fit(self, batches: Iterable[Any], loss_of: Callable[[nn.Module, Any], Tensor]) -> Iterator[float]:
         """The loss of each batch, as it is trained. loss_of: (module, batch) -> a scalar."""

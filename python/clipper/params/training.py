@@ -85,21 +85,22 @@ class Training:
         with still(self.door):
             version = self.door.version + 1
             self.parameters.dense.apply(gradients.variables, scale, version)
-            for table, ids, rows in gradients.rows:
-                self.push_rows(table, ids, rows, scale)
+            no_room = sum(self.push_rows(table, ids, rows, scale) for table, ids, rows in gradients.rows)
             changed = np.fromiter(gradients.variables, np.int64) if gradients.variables else _NONE
             position = self.door.note(DENSE, changed, gradients.worker, gradients.sequence)
             self.door.version = version
         self.door.counts.take()
-        return Pushed({"accepted": True, "version": version}, position)
+        return Pushed({"accepted": True, "version": version, "no_room": no_room}, position)
 
-    def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> None:
-        """While pushes wait. Followers hear of these rows, and of those that had to go for them."""
+    def push_rows(self, table: int, ids: Ids, gradients: F32, scale: float) -> int:
+        """While pushes wait. Followers hear of these rows, and of those that had to go for them. Return how many ids found no
+        room in their table."""
         gone: list[Ids] = []
         counted = self.parameters.tables[table].push(ids, gradients, scale=scale, stamp=self.door.stamp, gone=gone)
         self.door.counts.push(table, counted)
         for each in (*gone, ids):
             self.door.note(table, each)
+        return counted["refused"]
 
     def checked(self, said: Mapping[str, Any]) -> Gradients:
         """Raises InvalidInput, UnknownTable, UnknownVariable."""
@@ -110,9 +111,9 @@ class Training:
         if not isinstance(variables, dict) or not isinstance(rows, dict):
             raise InvalidInput("variables and rows are maps by name.")
         return Gradients(
-            _whole(said, "worker"),
-            _whole(said, "sequence"),
-            _whole(said, "version"),
+            whole(said, "worker"),
+            whole(said, "sequence"),
+            whole(said, "version"),
             scale,
             self.parameters.dense.check(variables),
             [self._rows(name, part) for name, part in rows.items()],
@@ -141,7 +142,8 @@ def _number(said: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _whole(said: Mapping[str, Any], key: str) -> int:
+def whole(said: Mapping[str, Any], key: str) -> int:
+    """Return a whole number that a peer said, 0 when it did not. Raises InvalidInput."""
     value = said.get(key, 0)
     if not isinstance(value, int) or not 0 <= value <= _SEQUENCE_MAX:
         raise InvalidInput(f"{key} is a whole number from 0 to 2^64 - 1, not {value!r}.")

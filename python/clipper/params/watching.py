@@ -159,7 +159,7 @@ class Watching:
                 self._pause(1.0)
         else:
             return
-        self._posts = [Post(Line(i, self._address, token, 0, ANSWER_S)) for i in range(len(addresses))]
+        self._posts = [Post(Line(i, self._address, token, None, ANSWER_S)) for i in range(len(addresses))]
         try:
             while not self._stopping:
                 self._turn()
