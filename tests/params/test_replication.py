@@ -221,8 +221,8 @@ def test_a_push_that_was_applied_is_not_applied_again_after_a_death(shards: Shar
     shards.begin(0)
     said = client.call(0, "push_gradients", rows=rows, worker=5, sequence=3)
     assert said["repeated"] is True
-    client._sequence = 1  # as one that did not hear the second answer
-    assert client.push("plain", [2, 4], -ones((2, 2))).repeated == (0,)
+    again = client.push("plain", [2, 4], -ones((2, 2)), sequence=2)  # as one that did not hear the second answer
+    assert again.repeated == (0,)
     assert (client.pull("plain", [2, 4]) == before).all()
 
 
@@ -335,3 +335,56 @@ def test_a_follower_refuses_a_lower_epoch(shards: Shards) -> None:
     with contextlib.suppress(OSError):
         until(lambda: bool(shards.servers[0].shard.ended))
     assert "fenced by epoch 5" in shards.servers[0].shard.ended, "it was told when it was next asked"
+
+
+def test_pushes_do_not_wait_for_a_walk_through_much_and_the_shard_says_that_it_is_exposed(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = shards.up(2, replicas=1, without_replica_s=0.0).client(patience_s=5.0)
+    client.create(TableSpec("wide", 1024, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+    client.push("wide", range(0, 4000, 2), -ones((2000, 1024)))  # 8 MB in shard 0
+    shards.lose(1)
+    walks, walked, ask = threading.Event(), threading.Event(), Follower._ask
+
+    def slow_ask(follower: Follower, name: str, **fields: Any) -> Any:
+        if name == "walk" and follower.of == 0:
+            walks.set()
+            assert walked.wait(60)
+        return ask(follower, name, **fields)
+
+    monkeypatch.setattr(Follower, "_ask", slow_ask)
+    shards.begin(1)
+    try:
+        assert walks.wait(20)
+        for _ in range(3):
+            client.push("wide", [0], -ones((1, 1024)))
+        (said,) = client.call(0, "stats")["followers"]
+        assert client.call(0, "stats")["exposed"]
+        assert not said["whole"]
+        assert said["behind"] >= 4, "all pushes that there were"
+    finally:
+        walked.set()
+    until(lambda: not client.call(0, "stats")["exposed"])
+    client.push("wide", [0], -ones((1, 1024)))
+    (said,) = client.call(0, "stats")["followers"]
+    assert (said["whole"], said["behind"]) == (True, 0)
+    shards.lose(0)
+    shards.begin(0)
+    rows = client.pull("wide", range(0, 4000, 2))
+    assert (rows[0] == 5).all()
+    assert (rows[1:] == 1).all()
+
+
+def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
+    draw = np.random.default_rng(1)
+    primary = Primary(3, draw)
+    primary.parameters.create(TableSpec("wide", 1024, optimizer="sgd", initializer="zeros"))
+    primary.parameters.tables[0].push(np.arange(2000), np.ones((2000, 1024), np.float32))
+    primary.followers.synchronize({"shard": 1, "mine": 1, "epoch": 0, "serial": -1}, "whom", 10.0)
+    assert primary.door.sure() == primary.door.position, "nobody is waited for"
+    primary.door.note(0, [1])
+    primary.followers.look(12.0)
+    assert primary.door.sure() == primary.door.position
+    primary.followers.look(14.0)
+    assert primary.door.sure() < primary.door.position, "it may follow another life of this shard by now"
+    assert primary.followers.exposed

@@ -119,6 +119,16 @@ def test_feedback_is_what_the_next_query_reads(server: clipper.ClipperServer, de
 
 
 @pytest.mark.slow
+def test_model_with_tables_that_says_no_reads_is_not_cached(server: clipper.ClipperServer) -> None:
+    server.deploy("uncached", Scores)
+    app = server.app("uncached", models=["uncached"], slo_ms=30_000)
+    assert [asked(app, 77).output for _ in range(2)] == [0, 0]
+    server.params.push("scores", [77], -np.ones((1, 1), np.float32))
+    assert asked(app, 77).output == 1
+    server.retire("uncached", force=True)
+
+
+@pytest.mark.slow
 def test_a_shard_that_is_killed_is_back_before_the_model_gives_up(
     server: clipper.ClipperServer, deploy: Callable[..., None]
 ) -> None:

@@ -184,7 +184,9 @@ _TABLE: Final = (
     # parameters, of each shard of a set
     Family("clipper_params_shard_up", "gauge", _SHARD, "1: it answers; 0: it is away, and there are no other figures of it."),
     Family("clipper_params_shard_ready", "gauge", _SHARD, "1: it serves; 0: it recovers."),
-    Family("clipper_params_shard_exposed", "gauge", _SHARD, "1: pushes go on without a replica that they should wait for."),
+    Family("clipper_params_shard_exposed", "gauge", _SHARD, 
+        "1: a replica has no whole copy: the shard's death may lose acknowledged pushes.",
+    ),
     _level("clipper_params_epoch", _SHARD, "How often it began: grows by one with each life."),
     _level("clipper_params_version", _SHARD, "Version of the model there."),
     Family("clipper_params_bytes", "gauge", _SHARD, "Memory of tables and variables, optimizers' state included."),

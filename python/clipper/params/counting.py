@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from clipper.metrics.process import resident_bytes
 from clipper.params.frames import Refusal
 from clipper.params.parameters import Piece
+from clipper.params.replication import Following
 from clipper_core.status import Status
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "pid": os.getpid(),
         "ready": door.ready,
         "ended": shard.ended,
-        "exposed": any(one.left for one in shard.followers.each),
+        "exposed": shard.followers.exposed,
         "seconds": now - shard.began_s,
         "initialized": parameters.dense.initialized,
         "variables": len(parameters.dense),
@@ -62,8 +63,8 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "lags": {"buckets": [[low, count] for low, _, count in lags.buckets()], "sum": lags.sum},
         "recovery": {"seconds": shard.recovery[0], "source": shard.recovery[1]},
         "followers": [
-            {"shard": f.shard, "on": f.on, "waited": f.waited, "whole": f.is_whole, "behind": door.position - f.acknowledged,
-             "behind_s": shard.ages.behind_s(f.acknowledged, now), "heard_s": now - f.heard_s} for f in shard.followers.each
+            {"shard": f.shard, "on": f.on, "waited": f.waited, "whole": f.is_whole, "heard_s": now - f.heard_s,
+             **_lag(shard, f, now)} for f in shard.followers.each
         ],
         "replicas": [
             {"shard": of, "whole": r is not None, "epoch": r.epoch if r else 0, "version": r.version if r else 0,
@@ -71,3 +72,10 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         ],
         "snapshots": shard.snapshots.stats() if shard.snapshots is not None else {},
     }  # fmt: skip
+
+
+def _lag(shard: "Shard", one: Following, now: float) -> Piece:
+    """Return how far a follower is behind; one without a whole copy lacks all pushes there were."""
+    if one.is_whole:
+        return {"behind": shard.door.position - one.acknowledged, "behind_s": shard.ages.behind_s(one.acknowledged, now)}
+    return {"behind": max(shard.door.version, shard.door.position), "behind_s": now - one.lacking_s}

@@ -74,6 +74,12 @@ class Parameters:
         return sum(len(table) for table in self.tables)
 
     @property
+    def row_bytes(self) -> int:
+        """Of rows and variables with their optimizers' states: what a whole copy would have to be told."""
+        dense = sum(v.value.nbytes + v.state.nbytes for v in self.dense.variables)
+        return sum(len(table) * 4 * table.width for table in self.tables) + dense
+
+    @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables) + sum(v.value.nbytes + v.state.nbytes for v in self.dense.variables)
 

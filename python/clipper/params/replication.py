@@ -9,11 +9,15 @@ did not hear the answer, which is then said again; with any other it begins anew
 meanwhile. The old copy is kept until the new one is whole. Changed rows are read while pushes wait (`still`), so that a copy
 agrees with the pushes that it says it has seen; where too much has changed for that, they are read beside pushes, and such a
 copy agrees after the next reply.
+
+Pushes do not wait for a follower that walks through much: it catches up beside them, and they wait for it again from the reply on
+that makes its copy whole. Until then the shard is exposed, and says so.
 """
 
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +33,7 @@ log = logging.getLogger("clipper.params")
 STILL_BYTES_MAX = 4 << 20  # read while pushes wait: about a millisecond
 ROUNDS_MAX = 4  # of changes read beside pushes, before a new copy is made whole while they wait
 WAIT_S = 0.5  # of a long poll
+SILENT_S = 3.0  # of a follower that is not whole: then pushes wait for it, until it is heard or given up
 REPLICAS_MAX = 7
 ANEW = {"anew": True}
 
@@ -59,7 +64,8 @@ def asked(line: Line, name: str, **fields: Any) -> tuple[Head, Piece]:
 class Following:
     """One follower, as its primary sees it. Threads: the answering one.
 
-    life: its own epoch.  left: pushes do not wait for it any more, until it has all again.
+    life: its own epoch.  left: pushes do not wait for it any more, until it has all again.  lacking_s: since when it has no
+    whole copy, while it has none.
     slot: its number in the log.  serial: of the last reply.  position: what has been told it.  asked: whom to answer, while
     nothing changes, and until when.
     """
@@ -69,6 +75,7 @@ class Following:
         self.on = self.left = False
         self.life = 0
         self.heard_s = 0.0
+        self.lacking_s = time.monotonic()
         self.serial = 0
         self.position = 0
         self.acknowledged = 0
@@ -80,8 +87,11 @@ class Following:
         self._rounds = 0
 
     def begin(self) -> Piece:
-        """It has nothing: what is known without rows, and from here on all changes."""
-        self._door.follow(self.slot, waited=self.waited)
+        """It has nothing: what is known without rows, and from here on all changes. While it walks through more than is read at
+        once, pushes do not wait for it."""
+        if self.is_whole:
+            self.lacking_s = time.monotonic()
+        self._door.follow(self.slot, waited=self.waited and self._parameters.row_bytes <= STILL_BYTES_MAX)
         self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
         self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = 0, 0, False, False, 0
         with still(self._door):
@@ -89,6 +99,8 @@ class Following:
             return {**ANEW, **self._parameters.shape(), "serial": self.serial, "seen": seen, "version": self._door.version}
 
     def leave(self) -> None:
+        if self.is_whole:
+            self.lacking_s = time.monotonic()
         self.on, self.left, self.asked, self._last = False, True, None, None
         self._door.unfollow(self.slot)
 
@@ -99,10 +111,17 @@ class Following:
         if serial < self.serial:
             return self._last
         self._last, self._confirmed = None, self._whole
-        if self._whole and not self._backlog and self.acknowledged < self.position:
-            self.acknowledged, self.left = self.position, False
-            self._door.acknowledge(self.slot, self.position)
+        if self._whole and not self._backlog:
+            self.left = False
+            if self.acknowledged < self.position:
+                self.acknowledged = self.position
+                self._door.acknowledge(self.slot, self.position)
         return None
+
+    def expect(self) -> None:
+        """Pushes wait for it from now on."""
+        if self.waited and self.on:
+            self._door.wait_for(self.slot)
 
     @property
     def is_whole(self) -> bool:
@@ -134,6 +153,8 @@ class Following:
             few = self._parameters.size_of(changed) <= STILL_BYTES_MAX
             self._rounds += 1
             must = not few and not self._whole and self._rounds > ROUNDS_MAX
+            if few or self._rounds >= ROUNDS_MAX:
+                self.expect()  # so that the next round is a small one
             after = {**self._parameters.shape(), "version": self._door.version, "told": [n for pair in told for n in pair]}
             piece = self._parameters.of(changed) if few else {}
             chunks = self._parameters.chunks(changed) if not few else ()
@@ -214,6 +235,8 @@ class Followers:
     def look(self, now: float) -> None:
         """Those who wait for news have it, or wait no more."""
         for one in self.each:
+            if not one.is_whole and one.asked is None and now - one.heard_s > SILENT_S:
+                one.expect()
             if one.asked is None:
                 continue
             whom, until = one.asked
@@ -223,6 +246,11 @@ class Followers:
             elif now >= until:
                 one.asked, one.heard_s = None, now
                 self._answer(whom, packed({"serial": one.serial, "quiet": True}))
+
+    @property
+    def exposed(self) -> bool:
+        """Whether some follower has no whole copy: what is here would be lost, or set back, by the death of this shard."""
+        return not all(one.is_whole for one in self.each)
 
     def away(self, now: float, patience_s: float) -> list[Following]:
         """Those that pushes wait for, and that have said nothing for so long."""

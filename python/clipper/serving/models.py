@@ -78,7 +78,7 @@ class RunningModels:
             model.input.dtype,
             row_shape(model.input),
             slo_us=_MODEL_SLO_US,
-            cached=model.cache and (not model.reads or reads is not None),
+            cached=model.cache and (reads is not None or not (model.reads or model.tables)),
             finite=model.finite,
             lane_rows=lane_rows or self._limits.queue_rows_max,
             lane_bytes_max=self._limits.queue_bytes_max,
@@ -94,7 +94,10 @@ class RunningModels:
         return core
 
     def _reads_of(self, model: Model) -> Reads | None:
-        """Of a model whose predictions are cached for as long as the rows they were made of stay where they are."""
+        """Of a model whose predictions are cached for as long as the rows they were made of stay where they are. Without them a
+        prediction that was made of rows would stay when the rows move: then nothing is cached."""
+        if model.tables and model.cache and not model.reads:
+            _log.info("model %s has tables and does not say which rows it reads: its predictions are not cached", model.id)
         if not (model.reads and model.cache):
             return None
         try:
