@@ -14,7 +14,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full check stress soak asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
+.PHONY: help works-with venv build demo test quick test-full mutants check stress soak asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
   .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -51,6 +51,9 @@ check: .venv/.installed  ## ruff, mypy --strict, stubtest, cython-lint, the tidy
 	try cython-lint .venv/bin/cython-lint src/clipper_core; \
 	try tidy $(PY) -m pytest -q tests/test_tidy.py tests/test_docs.py; \
 	test -z "$$failed"
+
+mutants: .venv/.installed  ## 50 small changes of the code; how many do the tests notice? (30 min; ARGS="--seed 7")
+	@$(PY) -m tests.mutants --jobs $(JOBS) $(ARGS)
 
 stress: .venv/.installed  ## the stress tests at twenty times their size
 	@CLIPPER_STRESS=$${CLIPPER_STRESS:-20} $(PY) -m pytest tests/stress $(ARGS)

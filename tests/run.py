@@ -170,6 +170,7 @@ class Process:
         files = [str(folder / "results"), str(folder / "stacks")]
         command = [sys.executable, str(HERE / "room.py"), *files, "-p", "no:cacheprovider", "--continue-on-collection-errors"]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
         with (folder / "output").open("wb") as output:
             child = subprocess.Popen(
                 [*command, *options, *room.tests], cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output,

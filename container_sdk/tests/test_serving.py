@@ -4,6 +4,7 @@ import hashlib
 import signal
 import struct
 import subprocess
+import sys
 import textwrap
 from contextlib import contextmanager
 
@@ -421,7 +422,7 @@ def test_threads_are_capped_before_numpy_is_imported(tmp_path, code):
         with serving(tmp_path / limit, code, "threads:predict", *options, **env) as peer:
             assert peer.ask(fake.fixed(np.ones((1, 1)))).parts()["rows"] == [limit]
     lazy = subprocess.run(
-        ["python", "-c", "import sys, clipper_container, clipper_container.__main__; print('numpy' in sys.modules)"],
+        [sys.executable, "-c", "import sys, clipper_container, clipper_container.__main__; print('numpy' in sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ def names() -> Iterator[str]:
     return (f"m{i}" for i in itertools.count())
 
 
-@pytest.fixture
-def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
-    """Deploys a model under a new name and retires it after the test. `handle.name` is `NAME:1`."""
+@contextmanager
+def deploying(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
+    """Gives a function that deploys a model under a new name; at the end all of them are retired."""
     made: list[str] = []
 
     def do(model: Any, **settings: Any) -> Model:
@@ -47,6 +48,20 @@ def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Call
     for name in reversed(made):
         if any(str(model.id) == name for model in server.catalog.models()):
             server.retire(name, force=True)
+
+
+@pytest.fixture
+def deploy(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
+    """Deploys a model under a new name and retires it after the test. `handle.name` is `NAME:1`."""
+    with deploying(server, names) as do:
+        yield do
+
+
+@pytest.fixture(scope="module")
+def deploy_for_all(server: clipper.ClipperServer, names: Iterator[str]) -> Iterator[Callable[..., Model]]:
+    """The same for all tests of a module, which leave the models as they are: a container costs half a second of CPU."""
+    with deploying(server, names) as do:
+        yield do
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ def test_a_port_that_is_taken():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(AddressInUse, match=rf"127\.0\.0\.1:{port} is taken by process {os.getpid()} \(.*pytest.*port 0"):
+        with pytest.raises(AddressInUse, match=rf"127\.0\.0\.1:{port} is taken by process {os.getpid()} \(.*python.*port 0"):
             clipper.start(address=f"tcp://127.0.0.1:{port}")
     with clipper.start(address=f"tcp://127.0.0.1:{port}") as server:
         assert server.address == f"tcp:127.0.0.1:{port}"

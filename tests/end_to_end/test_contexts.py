@@ -16,9 +16,9 @@ def odd(xs):
     return np.where(xs[:, 0] % 2 == 1, xs[:, 0], -1).astype(int)
 
 
-@pytest.fixture
-def models(deploy):
-    return [deploy(model, input="f64[1]") for model in (even, odd)]
+@pytest.fixture(scope="module")
+def models(deploy_for_all):
+    return [deploy_for_all(model, input="f64[1]") for model in (even, odd)]
 
 
 def context(i):

@@ -28,9 +28,9 @@ def stray(xs):
     return (xs[:, 0].astype(int) + 5) % 10
 
 
-@pytest.fixture
-def models(deploy):
-    return [deploy(model, input="f64[2]") for model in (wrong, stray, right)]
+@pytest.fixture(scope="module")
+def models(deploy_for_all):
+    return [deploy_for_all(model, input="f64[2]") for model in (wrong, stray, right)]
 
 
 @pytest.mark.parametrize("policy", ["exp3", "squarecb(shadow=0.1)", "thompson", "exp4", "stacking"])
@@ -85,13 +85,17 @@ def learned(handle):
     return learner.policy.encode(learner.state("u"))
 
 
+@pytest.fixture(scope="module")
+def models_by_kind(models, deploy_for_all):
+    texts, floats = ([deploy_for_all(model, input="f64[2]") for model in pair] for pair in ((named, always), (halves, thirds)))
+    return {"ints": models, "texts": texts, "floats": floats}
+
+
 @pytest.mark.parametrize("policy", ["exp4", "logodds", "stacking"])
 @pytest.mark.parametrize("kind", ["ints", "texts", "floats"])
-def test_an_array_teaches_what_its_rows_would(models, deploy, app, policy, kind):
+def test_an_array_teaches_what_its_rows_would(models_by_kind, app, policy, kind):
     """An array, a list and one by one: the same state, bit for bit."""
-    linked = models if kind == "ints" else [
-        deploy(model, input="f64[2]") for model in ((named, always) if kind == "texts" else (halves, thirds))
-    ]  # fmt: skip
+    linked = models_by_kind[kind]
     xs = np.array([[i % 10, i] for i in range(100)], float)
     labels = {
         "ints": [int(x) for x in xs[:, 0]], "texts": [["no", "yes", "maybe"][int(x) % 3] for x in xs[:, 0]],

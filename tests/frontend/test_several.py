@@ -187,7 +187,7 @@ def test_over_http_ids_stand_in_the_path(server: clipper.ClipperServer) -> None:
     assert reply.status == 200
     outputs = reply.json["outputs"]
     assert [(one["parameters"]["model_name"], one["data"]) for one in outputs] == [("twice", [12.0, 30.0]), ("sum", [6.0, 15.0])]
-    assert reply.json["id"] == "7"
+    assert (reply.json["id"], reply.json["model_name"], reply.json["model_version"]) == ("7", "sum", "1")
     refused = ask(server.http_address, "POST", "/v2/models/twice,nobody/infer", body, {"mm-required": "true"})
     assert (refused.status, "nobody" in refused.json["detail"]) == (404, True)
     assert ask(server.http_address, "POST", "/v2/models/nobody,nothing/infer", body).status == 404

@@ -223,6 +223,8 @@ def test_kubernetes_takes_each_object_of_a_mesh(tmp_path: Path, more: list[str])
     config = load(out / "node.toml", {"CLIPPER_SERVER__STATE": STORE}, server={"insecure": True})  # as `clipper node` has it
     assert pod["terminationGracePeriodSeconds"] > 5 + config.mesh.drain_s + config.server.drain_s
     assert (config.mesh.enabled, config.mesh.labels) == (True, ("gpu",) if more else ())
+    http = tomllib.loads((out / "node.toml").read_text())["http"]
+    assert (http["metrics"], http["insecure"]) == (True, True)
     assert config.mesh.capacity_mib < int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     bound = {"http": config.http.address, "grpc": config.grpc.address}
