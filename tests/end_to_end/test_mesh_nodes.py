@@ -188,7 +188,7 @@ def test_node_that_has_not_heard_of_a_holder_makes_no_second_copy(start: Start, 
     (holder,) = holders(second)
     late = first if holder == "b" else second
     late.mesh.registry.instances.close()
-    late.mesh.registry.instances._records.pop(holder)
+    late.mesh.registry.instances._records.pop(holder, None)
     answer = late.predict("m", ROW + 1, slo_ms=500).result(30)
     assert answer.is_default
     assert sum(node.mesh.stats()["loads"] for node in (first, second)) == 1

@@ -181,6 +181,23 @@ async def dial(address: str, hello: Message, serve: Serve = _refuse) -> Channel:
     return channel
 
 
+async def is_gone(address: str) -> bool:
+    """Whether surely nobody listens at `unix:/path` or `tcp:host:port`: the connection is refused."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            if address.startswith("unix:"):
+                _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+            else:
+                host, _, port = address.removeprefix("tcp:").removeprefix("//").rpartition(":")
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except (OSError, TimeoutError, ValueError):
+        return False
+    writer.close()
+    return False
+
+
 class Door:
     """A listening socket whose callers say hello with the token. came: is given each channel once it is let in, before it runs.
     address: `unix:/path`, `tcp:host:port`, or empty: a socket `name` in the directory."""

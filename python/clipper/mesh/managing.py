@@ -41,6 +41,22 @@ NEVER: Final = lambda: False  # noqa: E731
 
 
 class Managing(Parts):
+    # -- the store
+
+    @property
+    def other_history(self) -> str:
+        """Why nothing is taken from the store, which is not the one that it was; empty while it is."""
+        return self.registry.other_history if self._begun.is_set() else ""
+
+    def take_store(self, *, restore: bool) -> int:
+        """Say which holds of a store that has lost its history, and of what the nodes remember; -> how many records were written.
+
+        restore: what this node knows and the store does not is written back. Without it, those models and v-models are
+        unregistered, on all nodes. Does nothing to a store that is the one that it was.
+        """
+        self._check_open()
+        return self.registry.take_store(restore) if self.registry.other_history else 0
+
     # -- models
 
     def register(

@@ -22,7 +22,7 @@ import msgspec
 
 from clipper.errors import ClipperError, ShuttingDown
 from clipper.mesh import claims
-from clipper.mesh.channel import Failed, Message
+from clipper.mesh.channel import Failed, Message, is_gone
 from clipper.mesh.draining import Draining
 from clipper.mesh.entering import Entering
 from clipper.mesh.hosts import START_S, Host, host_command, started
@@ -33,7 +33,7 @@ from clipper.mesh.managing import Managing
 from clipper.mesh.peers import Peers
 from clipper.mesh.records import Instance, MeshModel, VModel
 from clipper.mesh.recovery import Recovery
-from clipper.mesh.registry import Registry, now_ms
+from clipper.mesh.registry import Registry, is_taken, now_ms
 from clipper.mesh.routing import MESH_VERSION, Alias, Route, Routes, core_record
 from clipper.mesh.supply import Notes, Supply
 from clipper.mesh.tending import Tending
@@ -46,6 +46,7 @@ from clipper.types import VERSION, Batching, Model, VersionedModel
 
 STORE_THREADS: Final = 4
 RETRY_S: Final = 0.2
+NAME_LEASES: Final = 2.0  # times the lease, until a node of the same name that does not answer is taken to live
 SILENT_S: Final = 3.0  # of the store: names are not looked up in it
 LOOK_S: Final = 0.05  # until a row that was on its way is in its lane
 FOREVER_S: Final = 1e9
@@ -238,11 +239,23 @@ class Mesh(Entering, Tending, Managing, Draining):
     async def _enter(self) -> None:
         """Be an instance. What an earlier life of the same name had claimed is not there any more."""
         if self.settings.name:
+            await self._until_name_is_free()
             mine = [model.id for model in self.registry.models.values() if self._id in model.copies]
             for id in mine:
                 await self.run_away(self.registry.change, id, lambda model: claims.without(model, self._id))
         await self.run_away(self.registry.enter, self.here())
         await self._stand()
+
+    async def _until_name_is_free(self) -> None:
+        """Of a node of this name that was killed, the record lives as long as its lease. AlreadyExists where it goes on."""
+        until = self._loop.time() + NAME_LEASES * self.settings.lease_s
+        while (other := await self.run_away(self.registry.living, self.here())) is not None:
+            if await is_gone(other.peers):
+                await self.run_away(self.registry.bury, other)
+                return
+            if self._loop.time() > until:
+                raise is_taken(other)
+            await asyncio.sleep(RETRY_S)
 
     async def _end(self) -> None:
         self._leaves.set()

@@ -25,6 +25,8 @@ from clipper.store import ABSENT, Candidate, Compare, Delete, Lease, Mirror, Put
 from clipper.types import check_name
 
 TOKEN: Final = "mesh/token"
+HISTORY: Final = "mesh/history"  # made up by the first node of a mesh; a store without it, or with another, is not the one it was
+HELD: Final = "mesh/held"  # the store was found empty by nodes that go on by what they remember
 NUMBER: Final = "mesh/number"
 _TRIES: Final = 1000
 _SAME: Final = ("type", "path", "key", "policy")  # what makes two registrations the same
@@ -45,10 +47,18 @@ class Registry:
     def __init__(self, store: Store, settings: MeshSettings) -> None:
         self.store, self.settings = store, settings
         self._numbers = history.MeshNumbers(store)
+        self._token = self._history = ""
+        self.other_history = ""  # why what the store says now is not taken; empty: it is
         with contextlib.ExitStack() as undo:
-            self.models: Mirror[MeshModel] = undo.enter_context(Mirror(store, MODELS, lambda value: decode(value, MeshModel)))
-            self.vmodels: Mirror[VModel] = undo.enter_context(Mirror(store, VMODELS, lambda value: decode(value, VModel)))
-            self.instances: Mirror[Instance] = Mirror(store, INSTANCES, lambda value: decode(value, Instance))
+            self.models: Mirror[MeshModel] = undo.enter_context(
+                Mirror(store, MODELS, lambda value: decode(value, MeshModel), accepts=self._accept)
+            )
+            self.vmodels: Mirror[VModel] = undo.enter_context(
+                Mirror(store, VMODELS, lambda value: decode(value, VModel), accepts=self._accept)
+            )
+            self.instances: Mirror[Instance] = Mirror(
+                store, INSTANCES, lambda value: decode(value, Instance), accepts=self._accept
+            )
             undo.pop_all()
         self.lease: Lease | None = None
         self._me = ""
@@ -60,24 +70,49 @@ class Registry:
     # -- this node
 
     def token(self) -> str:
-        """What nodes of one store show each other."""
+        """What nodes of one store show each other. From now on this node knows the store's history."""
         with contextlib.suppress(StoreError):  # StoreConflict: another was first
             self.store.put_if(TOKEN, secrets.token_urlsafe(24).encode(), ABSENT)
-        found = self.store.get(TOKEN)
+        made_up = Put(HISTORY, secrets.token_hex(16).encode())
+        self.store.txn((Compare(HISTORY, ABSENT), Compare(HELD, ABSENT)), (made_up,))
+        found, known = self.store.get(TOKEN), self.store.get(HISTORY)
         if found is None:
             raise StoreError(f"store {self.store.name} does not keep {TOKEN!r}.")
-        return found.value.decode()
+        self._token, self._history = found.value.decode(), known.value.decode() if known is not None else ""
+        return self._token
 
     def number(self) -> int:
         """One that no other node has had."""
         record = self.store.update(NUMBER, lambda value: str(int(value or b"0") + 1).encode())
         return int(record.value)
 
+    def living(self, instance: Instance) -> Instance | None:
+        """The record of another node that has the name of this one; None: there is none."""
+        record = self.store.get(INSTANCES + instance.id)
+        found = decode(record.value, Instance) if record is not None else None
+        return found if found is not None and found.number != instance.number else None
+
+    def bury(self, gone: Instance) -> None:
+        """Take away the record of a node that has ended."""
+        record = self.store.get(INSTANCES + gone.id)
+        if record is not None and decode(record.value, Instance).number == gone.number:
+            self.store.txn((Compare(record.key, record.revision),), (Delete(record.key),))
+
     def enter(self, instance: Instance) -> None:
-        """This node is there, as long as its lease lives."""
-        self._me = instance.id
-        self.lease = self.store.lease(self.settings.lease_s).keeping()
-        self.publish(instance)
+        """This node is there, as long as its lease lives. AlreadyExists while another of its name is."""
+        lease = self.store.lease(self.settings.lease_s).keeping()
+        try:
+            record = self.store.get(INSTANCES + instance.id)
+            if record is not None and decode(record.value, Instance).number != instance.number:
+                raise is_taken(decode(record.value, Instance))
+            same = Compare(INSTANCES + instance.id, record.revision if record is not None else ABSENT)
+            if not self.store.txn((same,), (Put(same.key, encode(instance), lease.id),)).ok:
+                raise StoreError(f"another node has entered as {instance.id!r} at the same time.", hint="It is tried again.")
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                lease.revoke()
+            raise
+        self._me, self.lease = instance.id, lease
 
     def publish(self, instance: Instance) -> None:
         """StoreError, LeaseLost."""
@@ -101,6 +136,50 @@ class Registry:
         if self._me and not self.is_fenced:
             found.add(self._me)
         return found
+
+    # -- a store that is not the one that it was
+
+    def _accept(self) -> None:
+        """Whether what the store says now goes on from what it said before. StoreError when not: nothing is taken from it.
+
+        The token, and the numbers that live, are written again, so that a node that starts now finds them.
+        """
+        if not self._history:  # this node has entered meanwhile, and does not know what was before
+            found = self.store.get(HISTORY)
+            self._history = found.value.decode() if found is not None else ""
+            return
+        self._keep_number()
+        found = self.store.get(HISTORY)
+        if found is not None and found.value.decode() == self._history:
+            self.other_history = ""
+            return
+        held = Put(HELD, f"by {self._me}".encode())
+        self.store.txn((Compare(TOKEN, ABSENT),), (Put(TOKEN, self._token.encode()), held))
+        what = "has lost its history" if found is None else "has another history"
+        if not self.other_history:
+            _log.error(
+                "the store %s %s: %d models and %d v-models stay as they were, until server.mesh.take_store() says which holds",
+                self.store.name, what, len(self.models), len(self.vmodels),
+            )  # fmt: skip
+        self.other_history = f"the store {self.store.name} {what}"
+        raise StoreError(f"{self.other_history}.", hint="server.mesh.take_store(restore=True) writes back what is known here.")
+
+    def _keep_number(self) -> None:
+        """No number that lives is given again."""
+        highest = max((instance.number for instance in self.instances.values()), default=0) if self._me else 0
+        record = self.store.get(NUMBER)
+        if highest > int(record.value if record is not None else 0):
+            self.store.update(NUMBER, lambda value: str(max(int(value or b"0"), highest)).encode())
+
+    def take_store(self, restore: bool) -> int:
+        """From now on the store holds again, for all nodes; -> records written. restore: write back what is known here and is
+        not there; else what is not there is unregistered."""
+        written = 0
+        for mirror, prefix in ((self.models, MODELS), (self.vmodels, VMODELS)) if restore else ():
+            for key, record in mirror.records().items():
+                written += self.store.txn((Compare(prefix + key, ABSENT),), (Put(prefix + key, record.value),)).ok
+        self.store.txn((), (Put(TOKEN, self._token.encode()), Put(HISTORY, self._history.encode()), Delete(HELD)))
+        return written
 
     # -- models
 
@@ -272,6 +351,13 @@ class Registry:
         """None: this is a rehearsal."""
         number = 0 if history.is_rehearsed() else self._numbers.next()
         return history.enter(number, wall_time_us(), verb, ops, before, "", history.MESH)
+
+
+def is_taken(other: Instance) -> AlreadyExists:
+    return AlreadyExists(
+        f"a node named {other.id!r} is in this mesh already (host {other.host or 'unknown'}, since {other.started_ms}).",
+        hint="Give this one another mesh.name, or stop that one.",
+    )
 
 
 def _is_newest(store: Store, key: str, revision: int) -> bool:

@@ -210,10 +210,10 @@ class Routes:
             known_s = self._absent.get(name)
             if known_s is not None and time.monotonic() - known_s < ABSENT_S:
                 return None
+            self._look_up(name)  # raises where this node is not in its mesh: then nothing is known of the name
             if len(self._absent) >= ABSENT_MAX:
                 self._absent.clear()
             self._absent[name] = time.monotonic()
-            self._look_up(name)
             alias = self._aliases.get(name)
             return self._routes.get(name) if alias is None else self._of_alias(alias)
         return self.add(record)

@@ -155,4 +155,5 @@ class Tending(Leading):
             "loading": here.loading, "queued": here.queued, "misses": self.supply.misses, **local.counts.stats(),
             "leader": self.is_leader, **(self.seen if self.is_leader else {}), "stale_s": self.registry.models.stale_s,
             "fenced": self.registry.is_fenced, "stopping": here.stopping, "awaits": "",
+            "other_history": self.registry.other_history,
         }  # fmt: skip

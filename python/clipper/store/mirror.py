@@ -2,12 +2,13 @@
 
 Values are decoded when they are first looked at, so that 20 000 records cost their listing only. While the store is away the
 last known content stays, and `stale_s` says for how long. A watch that missed changes (RESET) lists everything again, and what
-differs is told as changes: whoever follows them sees no gap.
+differs is told as changes: whoever follows them sees no gap. A store that came back with another content can be refused
+(`accepts`): then what was known stays, as while it is away.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -17,6 +18,7 @@ from clipper.store.store import Event, Record, Store, Watch
 
 POLL_S: Final = 0.5  # so often is the watch asked what it has heard
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
+DELETIONS_MIN: Final = 2  # at once, and most of what is known: the store is looked at first
 _BATCH = 1000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,9 +50,20 @@ class Mirror(Mapping[str, T]):
     A value that `decode` refuses (any exception) is logged once and is not there for `get`, `values` and `items`; `record` has
     it. Each key by itself never goes back in time; several keys that a transaction wrote together may be seen one by one.
     wait: list the records before the constructor returns, StoreError when that fails; else they come when the store does.
+    accepts: called before a listing replaces what is known, and before many deletions at once are taken; it raises StoreError
+    when the store is not the one that it was, and is asked again.
     """
 
-    def __init__(self, store: Store, prefix: str, decode: Callable[[bytes], T], *, wait: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        decode: Callable[[bytes], T],
+        *,
+        wait: bool = True,
+        accepts: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._accepts = accepts
         self._store, self._prefix, self._decode_value = store, prefix, decode
         self._records: dict[str, Record] = {}
         self._decoded: dict[str, tuple[Record, T | None]] = {}
@@ -83,6 +96,10 @@ class Mirror(Mapping[str, T]):
     def record(self, key: str) -> Record | None:
         """As the store has it: its revision is what a Compare wants."""
         return self._records.get(key)
+
+    def records(self) -> dict[str, Record]:
+        """All of them, as the store has them, by key; a copy."""
+        return dict(self._records)
 
     def __contains__(self, key: object) -> bool:
         return key in self._records
@@ -169,12 +186,28 @@ class Mirror(Mapping[str, T]):
             while event is not None and event.kind != "RESET":
                 batch.append(event)
                 event = watch.next(0) if len(batch) < _BATCH else None
+            if self._are_many_deletions(batch):
+                self._check(watch)
             self._take(batch)
             if event is not None:  # the listing will be newer than whatever else the watch holds
                 watch.close()
                 self._watch = None
                 return True
         return False
+
+    def _are_many_deletions(self, events: Sequence[Event]) -> bool:
+        """Whether they take away most of what is known, as somebody does who empties the store."""
+        deletions = sum(event.kind == "DELETE" for event in events)
+        return deletions >= DELETIONS_MIN and 2 * deletions > len(self._records)
+
+    def _check(self, watch: Watch) -> None:
+        """Where the store is not accepted, everything is listed again, until it is."""
+        try:
+            self._accepts()
+        except StoreError:
+            watch.close()
+            self._watch = None
+            raise
 
     def _heard(self, at_s: float) -> None:
         """The store has answered then. Silence is no answer, and ends no trouble."""
@@ -188,6 +221,8 @@ class Mirror(Mapping[str, T]):
     def _list(self) -> dict[str, Record]:
         """Read everything, and begin a watch behind it; -> what was known before."""
         records, revision = self._store.range(self._prefix)
+        if self._revision >= 0:
+            self._accepts()
         skip = len(self._prefix)
         fresh = {record.key[skip:]: record for record in records}
         old = self._records
