@@ -20,7 +20,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 #    docs/architecture.md draws them.
 
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("machine",),
+    ("machine", "allocation"),
     ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log", "spin"),
     ("lz4", "json_rows", "http_head", "optimizer", "initializer", "shard_region"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
@@ -45,7 +45,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
 
 PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("setting",),
-    ("types", "errors", "clock", "keys", "json_log"),
+    ("types", "errors", "clock", "keys", "json_log", "foreign_text"),
     ("settings",),
     ("config", "selection", "store", "metrics", "state_dir", "tls"),
     ("catalog_view", "config_schema"),

@@ -14,6 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
+from clipper_container.serve import Options
+
 MODELS = '''
 import sys
 import numpy as np
@@ -477,3 +479,9 @@ def test_version_1_fixed_rows_are_aligned_and_a_failure_closes(tmp_path, code):
             peer.read(1)
         again = peer.server.accept()
         again.close()
+
+
+@pytest.mark.parametrize(("address", "asks"), [("tcp:10.0.0.1:7000", True), ("unix:/run/clipper", False)])
+def test_a_container_asks_for_checksums_over_tcp_only(address, asks):
+    options = Options("m")
+    assert bool(options.hello(address).get("crc")) is asks

@@ -38,6 +38,18 @@ cdef enum:
 cdef dict _searches = {"auto": (LITERALS, QUICK), "none": (LITERALS, LITERALS), "full": (THOROUGH, THOROUGH)}   # near, far
 
 
+cdef int _make_room(EngineState* e, u64 connections, u64 models) except -1:
+    """Address space for whatever connections and models can put into the loop's vectors, which then need no memory to grow."""
+    e.free_slots.reserve(connections)
+    e.writers.reserve(connections)
+    e.closing.reserve(connections)
+    e.watched.reserve(connections)
+    e.hot.reserve(models)
+    e.waits.reserve(models)
+    e.moves.reserve(COMMANDS_MAX)
+    return 0
+
+
 @cython.no_gc_clear                  # what __dealloc__ ends needs `delivery`
 cdef class Engine:
     """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
@@ -95,6 +107,7 @@ cdef class Engine:
         e.waits = new vector[u32]()
         e.spare = new vector[void*]()
         e.moves = new vector[Command]()
+        _make_room(e, self.limits["links_max"] + 2, models_max)
         if e.cache != NULL:
             e.lanes = lanes_new(e.delivery, e.cache, now, tasks_max, queue_bytes_max)
         if (e.cache == NULL or e.models == NULL or e.links == NULL or e.commands == NULL or e.news == NULL

@@ -5,8 +5,6 @@ from libcpp.vector cimport vector
 from clipper_core.machine cimport u8, u64
 
 cdef extern from "http_bytes.hpp" namespace "clipper" nogil:
-    T* make[T]() noexcept               # NULL: no memory
-    bint make_room[T](vector[T]& items, size_t n) noexcept      # for n items in all; False: no memory
     cdef cppclass Bytes:
         bint lost                       # memory ran out: something that was put is not there
         u64 size() noexcept

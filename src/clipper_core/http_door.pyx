@@ -14,10 +14,10 @@ from libcpp.vector cimport vector
 from posix.fcntl cimport F_SETFL, O_NONBLOCK, fcntl
 from posix.unistd cimport close as close_fd, usleep
 
+from clipper_core.allocation cimport make
 from clipper_core.delivery cimport Mailbox, mailbox_arm, mailbox_look_at_all
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport Future, future_at_once, future_new
-from clipper_core.http_bytes cimport make
 from clipper_core.http_line cimport (LINE, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news, line_close,
                                      line_drain, line_look, line_open, line_read, line_settle)
 from clipper_core.http_route cimport HotRoute, HotTable

@@ -18,9 +18,9 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
 from posix.unistd cimport close as close_fd
 
+from clipper_core.allocation cimport make, make_room
 from clipper_core.delivery cimport (DeliveryState, delivery_ring, delivery_tell_outside, slot_ask, slot_boxes, slot_state,
                                     slot_try_cancel)
-from clipper_core.http_bytes cimport make, make_room
 from clipper_core.http_head cimport HEAD_PLAIN, HEAD_UNFINISHED, Head, head_read
 from clipper_core.http_route cimport (OPEN, OTHER, VALUE, Came, RouteState, query_answer, query_ask, query_drop, query_home,
                                       route_at)

@@ -50,6 +50,7 @@ cdef enum:
     PIECES_MAX = 1024           # IOV_MAX
     READS_MAX = 16              # per turn and connection, so that one cannot starve the others
     ACCEPTS_MAX = 64
+    STRANGER_US_MIN = 100000    # every connection has so long to say HELLO, however many come after it
     SPIN_US = 40
     SPIN_SCORE_MAX = 16
     SPIN_TRIAL = 64
@@ -107,6 +108,20 @@ cdef void _read(LoopState* s, EngineState* e, u32 conn, u64 now_us) noexcept nog
             return
 
 
+cdef void _make_way(LoopState* s, EngineState* e, u64 now_us) noexcept nogil:
+    """At links_max, close the connection that waits longest to be let in: those who only dial keep nobody out for long."""
+    cdef u32 i
+    cdef LinkState* oldest = NULL
+    if e.link_count < e.links_max:
+        return
+    for i in range(1, e.slots_used + 1):
+        if (e.links[i].link != NULL and e.links[i].replica == NULL and not e.links[i].link.closing
+                and (oldest == NULL or e.links[i].link.opened_us < oldest.link.opened_us)):
+            oldest = &e.links[i]
+    if oldest != NULL and now_us - oldest.link.opened_us >= STRANGER_US_MIN:
+        _close(s, e, oldest.conn, REPLICA_LOST, now_us)
+
+
 cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept nogil:
     cdef int fd
     cdef u32 _i
@@ -117,6 +132,7 @@ cdef void _accept(LoopState* s, EngineState* e, u32 which, u64 now_us) noexcept 
             return
         if fd < 0:
             return
+        _make_way(s, e, now_us)
         _open(s, e, fd, now_us)
 
 

@@ -2,9 +2,16 @@
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
+from clipper_core.allocation cimport make, make_room
 from clipper_core.codec cimport CHECKED, HEADER_BYTES, REGION, REGION_BYTES, crc32, header_decode, header_encode
 from clipper_core.machine cimport aligned_new
 from clipper_core.status cimport BAD_FRAME, NO_MEMORY, OK, PENDING
+
+ctypedef void* Pointer
+
+cdef extern from "<sys/socket.h>" nogil:
+    int SHUT_RDWR
+    int shutdown(int fd, int how) noexcept
 
 cdef enum:
     RX_START = 16384
@@ -18,10 +25,13 @@ cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil:
     if link == NULL:
         return NULL
     link.limits = limits[0]
-    link.tx = new vector[iovec]()
-    link.owned = new vector[void*]()
-    link.passing = new vector[Passing]()
-    link.later = new vector[iovec]()
+    link.tx = make[vector[iovec]]()
+    link.owned = make[vector[Pointer]]()
+    link.passing = make[vector[Passing]]()
+    link.later = make[vector[iovec]]()
+    if link.tx == NULL or link.owned == NULL or link.passing == NULL or link.later == NULL:
+        link_free(link)
+        return NULL
     link.fd = -1
     link.opened_us = link.heard_us = link.spoke_us = now_us
     return link
@@ -29,6 +39,8 @@ cdef Link* link_new(const Limits* limits, u64 now_us) noexcept nogil:
 
 cdef void _free_owned(Link* link) noexcept nogil:
     cdef size_t i
+    if link.owned == NULL or link.later == NULL:
+        return
     for i in range(link.owned.size()):
         free(link.owned[0][i])
     for i in range(link.later.size()):
@@ -52,7 +64,8 @@ cdef void link_rest(Link* link) noexcept nogil:
     """Thousands of links rest, and few are at work: the buffers of these few are handed around. Were they freed, what is
     allocated for other links would be put into the holes, and the heap would grow by a buffer for nearly every link."""
     if link.rx_len == link.rx_at + link.rx_frame:
-        if link.rx_cap == RX_START and link.spare != NULL and link.spare.size() < SPARE_MAX:
+        if link.rx_cap == RX_START and link.spare != NULL and link.spare.size() < SPARE_MAX and make_room(
+                link.spare[0], link.spare.size() + 1):
             link.spare.push_back(link.rx)
         else:
             free(link.rx)
@@ -153,6 +166,15 @@ cdef u8* link_next_bare(Link* link, u64 nbytes) noexcept nogil:
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 
+cdef bint _has_room(Link* link) noexcept nogil:
+    """Room for one more piece. False: there is no memory. Then the connection is shut down, since part of a frame is missing:
+    the loop finds it closed, as if the container had gone."""
+    if make_room(link.tx[0], link.tx.size() + 1) and make_room(link.owned[0], link.tx.size() + 1):
+        return True
+    shutdown(link.fd, SHUT_RDWR)
+    return False
+
+
 cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil:
     cdef iovec piece
     if n == 0:
@@ -166,14 +188,18 @@ cdef void link_send(Link* link, const void* bytes, u64 n) noexcept nogil:
         return
     piece.iov_base = <void*> bytes
     piece.iov_len = n
-    link.tx.push_back(piece)
-    link.owned.push_back(NULL)
+    if _has_room(link):
+        link.tx.push_back(piece)
+        link.owned.push_back(NULL)
 
 
 cdef void link_send_owned(Link* link, void* bytes, u64 n) noexcept nogil:
     cdef iovec piece
     piece.iov_base = bytes
     piece.iov_len = n
+    if not _has_room(link):
+        free(bytes)
+        return
     link.tx.push_back(piece)
     link.owned.push_back(bytes)
     link.bytes_queued += n
@@ -207,7 +233,7 @@ cdef Status link_send_frame(Link* link, int kind, const void* payload, u64 n, u6
 
 cdef bint link_send_later(Link* link, int kind, const void* payload, u64 n, u64 now_us) noexcept nogil:
     cdef iovec piece
-    if link.later.size() >= LATER_MAX or link.closing:
+    if link.later.size() >= LATER_MAX or link.closing or not make_room(link.later[0], link.later.size() + 1):
         return False
     if link.later.empty() and not link_unsent(link):
         return link_send_frame(link, kind, payload, n, now_us) == OK
@@ -227,6 +253,8 @@ cdef Status link_send_region(Link* link, u32 region, u64 rows, u64 row_bytes, in
     payload[0] = region
     payload[1] = rows
     payload[2] = row_bytes
+    if not make_room(link.passing[0], link.passing.size() + 1):
+        return NO_MEMORY
     status = link_send_frame(link, REGION, payload, REGION_BYTES, now_us)
     if status == OK:
         link.passing.push_back(passing)

@@ -2,6 +2,7 @@
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from clipper_core.allocation cimport make_room
 from clipper_core.batcher cimport batcher_predict_us
 from clipper_core.codec cimport (CHECKED, COMPRESSED, HEADER_BYTES, PREDICT, RUN_BYTES, SESSIONS, SHARED, VARIABLE, Header,
                                  compressed_bound, compressed_encode, crc32, header_encode, v1_bound, v1_compress, v1_encode,
@@ -20,6 +21,8 @@ cdef extern from *:
     static const unsigned char clipper_zeros[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     """
     const u8* ZEROS "clipper_zeros"
+
+cdef u64 NOTHING = ~<u64> 0
 
 cdef enum:
     SEGMENT_BYTES = 1400        # what one TCP segment carries: making less of it smaller saves nothing
@@ -147,6 +150,8 @@ cdef Status _tell_region(Replica* r, Lane* lane, u64 row_bytes, u64 now_us) noex
     for i in range(r.regions.size()):
         if r.regions[0][i] == lane.id:
             return OK
+    if not make_room(r.regions[0], r.regions.size() + 1):
+        return NO_MEMORY
     status = link_send_region(r.link, lane.id, lane_places(lane), row_bytes, lane.ring.fd, now_us)
     if status == OK:
         r.regions.push_back(lane.id)
@@ -180,11 +185,13 @@ cdef Status _send_shared(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* b
 
 
 cdef u64 _gather(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
-    """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all."""
+    """Pointers and lengths of the batch's rows into the scratch vectors; -> bytes of all, NOTHING when there is no memory."""
     cdef u32 i, k, n = 0
     cdef u64 total = 0
     cdef Task* task
     cdef const u8* row
+    if not (make_room(r.rows[0], batch.n) and make_room(r.row_bytes[0], batch.n) and make_room(r.row_bytes32[0], batch.n)):
+        return NOTHING
     r.rows.resize(batch.n)
     r.row_bytes.resize(batch.n)
     r.row_bytes32.resize(batch.n)
@@ -205,6 +212,8 @@ cdef Status _send_variable(Replica* r, Lanes* lanes, const RowSpec* spec, Batch*
     cdef u64 payload_bytes = variable_payload_bytes(batch.n, data_bytes)
     cdef Header header = _header(r, spec, batch, payload_bytes, now_us)
     cdef u8* frame
+    if data_bytes == NOTHING:
+        return NO_MEMORY
     if header.payload_bytes > r.link.limits.payload_bytes_max:
         return TOO_LARGE
     frame = <u8*> malloc(HEADER_BYTES + header.payload_bytes)
@@ -249,6 +258,8 @@ cdef Status _send_v1(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* batch
     cdef u64 n
     cdef u8* message
     cdef u8* packed = NULL
+    if data_bytes == NOTHING:
+        return NO_MEMORY
     if bound > r.link.limits.payload_bytes_max:
         return TOO_LARGE
     message = <u8*> malloc(bound)

@@ -26,7 +26,7 @@ _DETAILS = {
     REPLICA_LOST: "the container was lost with the query, and no second try was possible",
     CLOSED: "the server is shutting down",
     FORKED: "this process is a fork; the server lives in its parent: start one of its own here",
-    TOO_LARGE: "the input is larger than a frame may be; see limits.frame_bytes_max",
+    TOO_LARGE: "an input or output is larger than a frame may be; see limits.frame_bytes_max",
     NO_MEMORY: "memory is out",
     UNNEEDED: "the query was answered without it",
 }

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import resource
+import select
 import socket
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import clipper
+from clipper.errors import TooLarge
 from clipper.testing import MemoryContainer, wait_until
 from clipper_container import wire
 
@@ -294,3 +296,24 @@ def test_out_of_descriptors(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "full:" in done.stdout
     assert "served" in done.stdout
+
+
+def test_those_who_only_dial_keep_no_container_out():
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(clipper.start(limits={"connections_max": 8}, heartbeat_ms=200, drain_s=0.1))
+        held = [opened.enter_context(dial(server)) for _ in range(8)]
+        server.deploy("late", lambda xs: xs.sum(axis=1), input="f64[4]")
+        assert server.model("late").predict(ROW).result(10) == 6.0
+        assert closed(held[0]), "the one that waited longest"
+        assert not select.select([held[-1]], [], [], 0)[0], "and nobody because its time was over"
+
+
+def test_an_output_that_is_too_large_is_named():
+    with clipper.start(limits={"output_bytes_max": 4096}, heartbeat_ms=200, drain_s=0.1) as server:
+        server.deploy("wide", lambda xs: np.zeros((len(xs), 1000)), input="f64[4]")
+        server.app("wide", models=["wide"], slo_ms=10_000)
+        reason = server.app("wide").predict(ROW).result(10).reason
+        assert "output" in reason
+        assert "input" not in reason
+        with pytest.raises(TooLarge, match="output beyond output_bytes_max"):
+            server.model("wide").predict(ROW).result(10)

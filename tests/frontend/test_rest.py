@@ -278,3 +278,11 @@ def test_several_engines_are_heard(engines: int) -> None:
         server.app("both", models=["a", "b"], slo_ms=5000)
         for i in range(20):
             assert ask(server.http_address, "POST", "/api/both/predict", {"input": [i]}).json["output"] == i
+
+
+def test_the_name_of_a_user_has_a_bound(query: Ask) -> None:
+    body = {"input": [1, 2, 3], "user": "x" * 100_000}
+    for application in ("learns", "total"):
+        found = query("POST", f"/api/{application}/predict", body)
+        assert (found.status, "at most 512" in found.json["detail"]) == (400, True)
+    assert query("POST", "/api/learns/feedback", {**body, "label": 6}).status == 400

@@ -292,3 +292,13 @@ def test_numbers_that_others_remember_are_not_given_out_again(tmp_path: Path) ->
     assert log.append(b"c") == 12
     log.close()
     assert reopened(tmp_path) == [(1, b"a"), (11, b"b"), (12, b"c")]
+
+
+def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    for name in ("abc.log", "1.log", "zzz.log"):
+        (tmp_path / name).write_bytes(b"not a journal")
+    journal = Journal(tmp_path)
+    journal.commit(journal.append(b"one"))
+    journal.close()
+    assert reopened(tmp_path) == [(1, b"one")]
+    assert (tmp_path / "abc.log").read_bytes() == b"not a journal"

@@ -472,3 +472,17 @@ def test_writers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         flock(turn, fcntl.LOCK_UN)
         writer.join(20)
         assert set(content(store)) == {"a", "b"}
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_only_the_owner_reads_the_file(tmp_path: Path, mode: int | None) -> None:
+    path = tmp_path / "state.db"
+    if mode is not None:
+        SqliteStore(path).close()
+        path.chmod(mode)
+    store = SqliteStore(path)
+    try:
+        store.put("a", b"1")
+        assert [file.name for file in tmp_path.iterdir() if file.stat().st_mode & 0o077] == []
+    finally:
+        store.close()

@@ -235,7 +235,7 @@ class Lines:
             set_timeouts(sock, ATTEMPT_S)
             with line.lock:
                 line.state = State.GREETING
-            line.send(control_frame(Kind.HELLO, pack_map(line.options.hello())))
+            line.send(control_frame(Kind.HELLO, pack_map(line.options.hello(line.address))))
             return ""
         if not inbox.open(sock, CONTROL_BYTES_MAX, HEADER_BYTES):  # a batch behind it must wait for its turn
             return ""

@@ -64,12 +64,14 @@ class Options:
     quiet: bool = False
     tables: bool = False
 
-    def hello(self, shared: bool = False) -> dict[str, Any]:
+    def hello(self, address: str, shared: bool = False) -> dict[str, Any]:
+        """The fields of HELLO to the server at `address`. Over TCP, payloads are to carry a checksum."""
         from clipper_container import __version__
 
         return {
             **({"quiet": True} if self.quiet else {}),
             **({"tables": True} if self.tables else {}),
+            **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
             "name": self.name,
             "version": self.version,
             "replica": self.replica,
@@ -167,7 +169,7 @@ def _serve_once(
     try:
         if sharing:
             connection.take_descriptors()  # one may come right behind WELCOME
-        connection.send(control_frame(Kind.HELLO, pack_map(options.hello(sharing))))
+        connection.send(control_frame(Kind.HELLO, pack_map(options.hello(address, sharing))))
         welcome = _read_welcome(connection)
         for reset in welcomed:
             reset()

@@ -1,5 +1,5 @@
-"""Who may manage: whoever reaches loopback, or has the token of `[http]`, or one of its file, which also says who that is. The
-verbs are manage/rest.py's."""
+"""Who may manage: the server's own user on this host (listeners.py sees to that), or whoever has the token of `[http]`, or one of
+its file, which also says who that is. The verbs are manage/rest.py's."""
 
 import hmac
 from collections.abc import Callable

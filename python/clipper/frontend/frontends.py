@@ -26,7 +26,7 @@ from clipper.frontend.spans import Batch
 from clipper.metrics import Counts, GrpcCounts, HttpCounts, MeshMetrics, ParamsMetrics, TlsCounts
 from clipper.serving.ear import Ear
 from clipper.settings.grpc import grpc_tls
-from clipper.settings.http import TlsFiles, admin_tls, query_tls
+from clipper.settings.http import HttpSettings, TlsFiles, admin_tls, query_tls
 from clipper.settings.tracing import exporting
 from clipper_core.batch_reader import BatchLog
 from clipper_core.engine import Engine
@@ -111,7 +111,9 @@ class Frontends:
             return
         certificates = {key: found for key, found in self._access.certificates.items() if key != "grpc"}
         counts = [self._counts[key] for key, _, _ in each]
-        self._listeners = Listeners(settings, each, self._make_ear, counts, certificates, self._exporter, self._hot())
+        self._listeners = Listeners(
+            settings, each, self._make_ear, counts, certificates, self._exporter, self._hot(), _for_own_user(settings)
+        )
         found = dict(zip((key for key, _, _ in each), self._listeners.addresses, strict=True))
         self.address, self.admin_address = found.get("address", ""), found.get("admin", "")
         self._listeners.start()
@@ -156,6 +158,12 @@ class Frontends:
             self._exporter.stop()
         if self._push is not None:
             self._push.stop()
+
+
+def _for_own_user(http: HttpSettings) -> tuple[str, ...]:
+    """Management on loopback says by its user who may manage, where neither a token nor a client's certificate does."""
+    tls = admin_tls(http)
+    return () if http.token or http.tokens_file or (tls is not None and tls.client_ca) else ("admin",)
 
 
 def _exporter(node: Node, engines: Sequence[Engine]) -> Exporter | None:

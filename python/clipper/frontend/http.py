@@ -40,6 +40,7 @@ from clipper.frontend.messages import (
     problem,
     settled,
 )
+from clipper.frontend.peer_user import is_own_user
 from clipper.frontend.traces import Trace, begin_trace
 from clipper.metrics.http_counts import HttpCounts
 from clipper.serving.ear import Ear
@@ -69,13 +70,13 @@ _canonical: dict[bytes, bytes] = {}  # header names as clients write them -> our
 
 class Service:
     """What the connections of one listener share. handle: Request -> Outcome; it may raise.  now_s, date: of the last look.
-    exporter: where spans go, if anywhere."""
+    exporter: where spans go, if anywhere.  own_user: only processes of this server's user, and of root, are served."""
 
     def __init__(
         self, settings: HttpSettings, handle: Callable[[Request], Outcome], ear: Ear, run: Callable[..., Any],
-        counts: HttpCounts | None = None, exporter: Exporter | None = None,
+        counts: HttpCounts | None = None, exporter: Exporter | None = None, own_user: bool = False,
     ) -> None:  # fmt: skip
-        self.exporter = exporter
+        self.exporter, self.own_user = exporter, own_user
         self.settings, self.handle, self.ear, self.run = settings, handle, ear, run
         self.counts = HttpCounts("") if counts is None else counts
         self.connections: set[Connection] = set()
@@ -161,6 +162,9 @@ class Connection(asyncio.Protocol):
         if service.is_full():
             hint = "See http.connections_max."
             self._refuse(Refused(503, "too many connections are open.", hint, ((b"retry-after", b"1"),)))
+        elif service.own_user and not is_own_user(*map(transport.get_extra_info, ("peername", "sockname"))):
+            hint = "Set http.token, or http.tokens_file, and send Authorization: Bearer TOKEN."
+            self._refuse(Refused(403, "without a token, only the server's own user may manage it.", hint))
         data, self._data = self._data, b""
         if data:
             self.data_received(data)

@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future as WorkFuture
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,14 +39,16 @@ class Listeners:
     """HTTP on some addresses. Threads: start, drain and stop from one; the rest is its own.
 
     each: (key of [http] that holds the address, the address, what handles requests there).  counts: alike.  certificates: of
-    those that speak TLS, by that key, with where to count.  hot: the door, where queries come in.
+    those that speak TLS, by that key, with where to count.  hot: the door, where queries come in.  own_user: keys of the
+    listeners that only processes of this server's user, and of root, may use.
     """
 
     def __init__(
         self, settings: HttpSettings, each: Sequence[tuple[str, str, Handle]], make_ear: Callable[[Any], Ear],
         counts: Sequence[HttpCounts], certificates: Mapping[str, tuple[Certificate, TlsCounts]] | None = None,
-        exporter: Exporter | None = None, hot: Hot | None = None,
+        exporter: Exporter | None = None, hot: Hot | None = None, own_user: Collection[str] = (),
     ) -> None:  # fmt: skip
+        self._own_user = [key in own_user for key, _, _ in each]
         self._settings, self._exporter, self._hot = settings, exporter, hot
         self._make_ear, self._counts = make_ear, counts
         self._sockets = _bind_all(each, settings.backlog)
@@ -88,8 +90,9 @@ class Listeners:
             loop.close()
 
     async def _listen(self, ear: Ear) -> None:
-        for (listener, handle), counts, certificate in zip(self._sockets, self._counts, self._certificates, strict=True):
-            service = Service(self._settings, handle, ear, self._run_on_worker, counts, self._exporter)
+        each = zip(self._sockets, self._counts, self._certificates, self._own_user, strict=True)
+        for (listener, handle), counts, certificate, own_user in each:
+            service = Service(self._settings, handle, ear, self._run_on_worker, counts, self._exporter, own_user)
             self._services.append(service)
             if self._hot is not None and counts is self._hot.counts:
                 self._hot.open(self._loop, service, listener)

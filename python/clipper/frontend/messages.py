@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from clipper.errors import ClipperError, InvalidInput, ModelFailed, OutOfMemory, Overloaded, ShuttingDown, TooLarge
+from clipper.foreign_text import last_line
 from clipper.frontend.bodies import Body
 from clipper.metrics.http_counts import now_ns
 from clipper.serving.ear import Future
@@ -208,8 +209,7 @@ def _phrase(status: int) -> str:
 def without_traceback(error: Exception) -> Exception:
     """A model's failure as a client may read it: its last line, not the traceback with the paths of its files."""
     if isinstance(error, ModelFailed):
-        lines = error.message.strip().splitlines()
-        return ModelFailed(f"the model failed: {lines[-1][:500] if lines else 'no reason given'}.")
+        return ModelFailed(f"the model failed: {last_line(error.message)}.")
     return error
 
 

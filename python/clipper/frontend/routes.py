@@ -8,6 +8,7 @@ from clipper.frontend.messages import Handler, Refused, Request
 from clipper.frontend.openapi import About, Table
 
 _REMEMBERED_MAX = 4096
+_REMEMBERED_BYTES_MAX = 512  # of a path; longer ones are looked up each time
 
 
 class Routes:
@@ -47,7 +48,8 @@ class Routes:
             known = self._search(request.method, request.path)
             if len(self._known) >= _REMEMBERED_MAX:  # paths of clients: whoever makes many up costs a search, not memory
                 self._known.clear()
-            self._known[key] = known
+            if len(request.path) <= _REMEMBERED_BYTES_MAX:
+                self._known[key] = known
         request.params, request.route = known[1], known[2]
         return known[0]
 

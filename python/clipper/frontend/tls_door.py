@@ -195,6 +195,9 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._wire.get_extra_info(name, default)
+
     def get_write_buffer_size(self) -> int:
         return self._wire.get_write_buffer_size()
 

@@ -11,6 +11,7 @@ from clipper.serving.arrays import ARRAY_SLO_MS, predict_array
 from clipper.serving.feedback import PLAIN, truth_of, weight_of
 from clipper.serving.observe import Counted, observe, observe_many
 from clipper.serving.processor import Question, predict
+from clipper.serving.states import check_user
 from clipper.types import Answer, Answers
 from clipper_core.future import Future
 
@@ -86,6 +87,8 @@ class ApplicationHandle:
         of the answer. They add up to 1; {} of a policy that learns nothing. Threads: any."""
         question = self._question(self.name)
         portions = getattr(question.policy, "portions", None)
+        if user:
+            check_user(user)
         return {str(model): share for model, share in portions(question.learner.state(user)).items()} if portions else {}
 
     def predict_many(

@@ -51,6 +51,7 @@ class Hello(msgspec.Struct, frozen=True):
     sessions: bool = False
     quiet: bool = False
     tables: bool = False
+    crc: bool = False
 
     @property
     def id(self) -> VersionedModel:
@@ -201,6 +202,10 @@ class Containers:
             _log.warning("a container was refused: %s", refusal)
             engine.refuse(conn, str(refusal))
             return
+        except Exception:
+            _log.exception("a container's HELLO could not be handled")
+            engine.refuse(conn, "the server failed on this HELLO; its log says why")
+            return
         if seat.model.engine is not engine:
             engine.hand_over(conn, seat.model.engine, encode_frame(Kind.HELLO, data))
             return
@@ -224,6 +229,9 @@ class Containers:
                 raise ValueError(f"it has {len(data)} bytes")
             hello = msgspec.convert(msgpack.unpackb(data), Hello)
             check_name(hello.name, "model")
+            for key, value in (("replica", hello.replica), ("version", hello.version), ("batch_max", hello.batch_max)):
+                if not 0 <= value < 1 << 31:
+                    raise ValueError(f"{key} is {value}: it is a whole number from 0, below 2^31")
         except Exception as error:
             raise Refused(f"the HELLO cannot be read: {error}") from None
         if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
@@ -251,12 +259,15 @@ class Containers:
         size_max = min(batching.size_max, hello.batch_max) if hello.batch_max > 0 else batching.size_max
         shared = hello.shared and self._shared_memory
         quiet = hello.quiet and hello.protocol == 2
+        checked = hello.crc and hello.protocol == 2
+        welcome = {**self._welcome, "conn": conn, "crc": checked, "shared": shared, **({"quiet": True} if quiet else {})}
         seat.model.engine.attach(
             conn,
             seat.model.index,
-            msgpack.packb({**self._welcome, "conn": conn, "crc": False, "shared": shared, **({"quiet": True} if quiet else {})}),
+            msgpack.packb(welcome),
             number=hello.replica,
             protocol=hello.protocol,
+            checked=checked,
             shared=shared,
             sessions=hello.sessions,
             quiet=quiet,

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,9 +19,12 @@ from clipper.errors import InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.lessons import Column, Rows, column_of
 from clipper.serving.states import Learner
+from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import VersionedModel
 from clipper_core.future import Future
 from clipper_core.status import Status
+
+LABEL_BYTES_MAX: Final = RECORD_BYTES_MAX // 2  # of one label: its record holds more than the label
 
 
 class Joined(msgspec.Struct, eq=False):
@@ -235,7 +238,8 @@ def truth_of(label: Any, correct: bool | None, score: float | None) -> Truth:
 
 
 def plain_label(label: Any) -> Any:
-    """A label as the models give it: a Python scalar, str, bytes, or a finite array."""
+    """A label as the models give it: a Python scalar, str, bytes, or a finite array. InvalidInput for anything else, and for
+    more than LABEL_BYTES_MAX: it is kept in the journal."""
     if isinstance(label, np.generic):
         label = label.item()
     if isinstance(label, list | tuple):
@@ -243,12 +247,20 @@ def plain_label(label: Any) -> Any:
     if isinstance(label, np.ndarray):
         if label.dtype.kind not in "biuf" or not np.isfinite(label).all():
             raise InvalidInput(f"a label of dtype {label.dtype}: an array label holds finite numbers.")
+        _check_size(label.nbytes)
         return label
     if isinstance(label, float) and not np.isfinite(label):
         raise InvalidInput(f"label={label!r}: it must be finite.")
     if not isinstance(label, bool | int | float | str | bytes):
         raise InvalidInput(f"a label is a number, str, bytes or an array, not {type(label).__name__}.")
+    if isinstance(label, str | bytes):
+        _check_size(len(label))
     return label
+
+
+def _check_size(size: int) -> None:
+    if size > LABEL_BYTES_MAX:
+        raise InvalidInput(f"a label of {size} bytes or characters: at most {LABEL_BYTES_MAX} are possible.")
 
 
 def label_column(labels: Sequence[Any] | NDArray[Any]) -> Column:

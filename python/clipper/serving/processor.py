@@ -6,13 +6,15 @@ runs when somebody asks the future for its result, on that thread.
 
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
+from clipper.foreign_text import Sampler, last_line
 from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
 from clipper.serving.arms import Arm, Split
 from clipper.serving.dispatch import FORK_HINT
@@ -20,7 +22,7 @@ from clipper.serving.feedback import Window
 from clipper.serving.qualifiers import prediction_of, said_beside
 from clipper.serving.recorder import Decoy
 from clipper.serving.roles import Cast
-from clipper.serving.states import Learner
+from clipper.serving.states import Learner, check_user
 from clipper.serving.stragglers import Means, combine
 from clipper.serving.tally import Lineup
 from clipper.serving.teaching import Teaching
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+DEFAULTS_LOGGED_MAX: Final = 20  # lines a second
+_defaults = Sampler(DEFAULTS_LOGGED_MAX, time.monotonic)
 
 
 class Meshed(msgspec.Struct, frozen=True, eq=False):
@@ -139,7 +143,9 @@ def side_of(question: Question, user: str | None) -> Question:
 
 def plan_for(question: Question, user: str | None, context: Any = None) -> tuple[Any, Plan]:
     """The user's state, and the models that the policy asks by it. UnknownModel when nothing is linked; InvalidInput for a
-    context that the policy cannot use."""
+    context that the policy cannot use, or a name that no user can have."""
+    if user:
+        check_user(user)
     state = question.learner.state(user)
     cast = question.cast
     query = Query(user, next_uniform()) if cast or question.policy.chance else Query(user) if user else NOBODY
@@ -301,8 +307,11 @@ def refuse_fork(future: Future, question: Question) -> None:
 
 
 def _tell_log(question: Question, id: str, request_id: str, reason: str) -> None:
-    """At level INFO: a flood of defaults is for who wants to see it."""
-    _log.info("application %r, request %r, prediction %s: the default, %s", question.name, request_id, id, reason)
+    """At level INFO, and not every one of a flood."""
+    if not _log.isEnabledFor(logging.INFO) or (left_out := _defaults.admit()) < 0:
+        return
+    more = f" ({left_out} more defaults before it are not in this log)" if left_out else ""
+    _log.info("application %r, request %r, prediction %s: the default, %s%s", question.name, request_id, id, reason, more)
 
 
 NO_FINITE_VALUE = "the output of {} is not a finite value"
@@ -351,11 +360,7 @@ def why(status: Status, model: VersionedModel, detail: str) -> str:
     """Why a task of `model` has no prediction, in one line for a person."""
     if status is Status.MODEL_ERROR:
         return f"{model} failed: {last_line(detail)}"
+    if status is Status.TOO_LARGE and detail:
+        return f"{model}: {last_line(detail)}"
     describe = _WHYS.get(status)
     return describe(str(model)) if describe else f"{model}: {status.name.lower()}"
-
-
-def last_line(text: str) -> str:
-    """The last line of a traceback: the error itself."""
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1][:500] if lines else "no reason given"

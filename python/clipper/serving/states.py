@@ -24,16 +24,18 @@ import urllib.parse
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from clipper.errors import StoreConflict, StoreError
+from clipper.errors import InvalidInput, StoreConflict, StoreError
 from clipper.selection import Observation, Policy
 from clipper.selection.lessons import Column, Rows, lesson_of, observe, observe_rows
 from clipper.store.journal import Journal
 from clipper.store.store import ABSENT, Record, Store
 from clipper.types import VersionedModel
+
+USER_CHARS_MAX: Final = 512  # of the name of a user
 
 _log = logging.getLogger(__name__)
 PREFIX = "selection/"
@@ -482,6 +484,18 @@ def set_id(models: Sequence[VersionedModel]) -> str:
     """Of a set of models, whatever its order."""
     names = "\n".join(sorted({str(model) for model in models}))
     return hashlib.blake2b(names.encode(), digest_size=12).hexdigest()
+
+
+def check_user(user: str) -> None:
+    """Raise InvalidInput for what cannot name a context: it is kept in memory and in the store for as long as the context is."""
+    if not isinstance(user, str):
+        raise InvalidInput(f"user={str(user)[:40]!r}: a user is named by a str, not by a {type(user).__name__}.")
+    if len(user) > USER_CHARS_MAX:
+        raise InvalidInput(f"the user's name {user[:40]!r} has {len(user)} characters: at most {USER_CHARS_MAX} are possible.")
+    try:
+        user.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"the user's name {user[:40]!r} cannot be written as UTF-8.") from None
 
 
 def _short(user: str) -> str:

@@ -17,6 +17,7 @@ zeros is no record's. The price: whoever truncates the file under a running serv
 
 import mmap
 import os
+import re
 import struct
 import threading
 import weakref
@@ -74,7 +75,7 @@ class Journal:
     def _open(self) -> None:
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(self._folder.glob("*.log")):
+        for path in _segments_in(self._folder):
             first = int(path.stem)
             if self._segments and first < self._next:
                 raise StoreError(f"the journal's segment {path} begins at {first}, before {self._next}.")
@@ -88,7 +89,7 @@ class Journal:
         """Half a record at the very end was never acknowledged; anything else is damage, and is kept for a person to see.
         -> how many numbers may have been given out in what is unreadable."""
         lost = path.stat().st_size - good
-        if lost and path == max(path.parent.glob("*.log")) and not _more_behind(path, good):
+        if lost and path == _segments_in(path.parent)[-1] and not _more_behind(path, good):
             os.truncate(path, good)
         elif lost:
             self.damaged = f"{path}: unreadable from byte {good} on"
@@ -281,6 +282,11 @@ def _records(data: bytes, at: int = 0) -> Iterator[bytes]:
             return
         yield record
         at += _HEAD_BYTES + size
+
+
+def _segments_in(folder: Path) -> list[Path]:
+    """The journal's own files, in their order; what else is there is somebody else's."""
+    return sorted(path for path in folder.glob("*.log") if re.fullmatch("[0-9]{20}", path.stem))
 
 
 def _scan(path: Path) -> tuple[int, int]:

@@ -97,6 +97,7 @@ class SqliteStore(Store):
         self._changed = threading.Condition()
         with self._typed("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._keep_private()
             self._writer = self._connect(busy_s)
             with suppress(OSError):
                 self._turnstile = os.open(f"{self.path}-turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -107,6 +108,13 @@ class SqliteStore(Store):
                 self._writer.close()
                 self._leave_turnstile()
                 raise
+
+    def _keep_private(self) -> None:
+        """Nobody but the owner reads the file. SQLite gives the files beside it the same permissions."""
+        with suppress(OSError):  # what is wrong with the path, SQLite says
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            if self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o600)
 
     def _leave_turnstile(self) -> None:
         if self._turnstile >= 0:

@@ -79,6 +79,24 @@ def test_a_container_is_welcomed_attached_and_gone(node):
     wait_until(lambda: node.containers.of(M) == [] and node.changes == [M, M])
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_payloads_are_checked_where_the_container_asks_for_it(node, asked):
+    conn, kind, payload = node.greet(crc=asked)
+    assert (kind, msgpack.unpackb(payload)["crc"]) == (wire.Kind.WELCOME, asked)
+    assert node.containers.wait_for(M, 1, 20)
+    assert node.engine.replica(conn)["number"] == 0
+
+
+def test_a_hello_that_the_server_fails_on_is_answered(node):
+    def fail(hello):
+        raise RuntimeError("broken")
+
+    node.containers._find = fail
+    _, kind, payload = node.greet()
+    assert kind is wire.Kind.REFUSE
+    assert "the server failed on this HELLO" in payload.decode()
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -95,6 +113,10 @@ def test_a_container_is_welcomed_attached_and_gone(node):
         ({"input": "?"}, "bad input type"),
         ({"protocol": 1, "input": "any"}, "protocol 1 must state an input type"),
         ({"replica": "x" * 60_000}, "cannot be read"),
+        ({"replica": -5}, "replica is -5: it is a whole number from 0"),
+        ({"replica": 1 << 40}, "replica is 1099511627776"),
+        ({"batch_max": -1}, "batch_max is -1"),
+        ({"version": -1}, "version is -1"),
     ],
 )
 def test_a_container_is_refused_with_the_reason(node, fields, why):

@@ -261,3 +261,9 @@ def test_an_output_that_no_model_gives_is_not_written(learner: Learner) -> None:
     seen = Observation(Plan((A,)), {A: Prediction(object())}, Truth(1))
     with pytest.raises(TypeError, match="no feedback record holds a object"):
         written(learner, "", seen)
+
+
+@pytest.mark.parametrize("label", ["x" * (1 << 20), b"x" * (1 << 20), np.zeros(1 << 17)])
+def test_a_label_that_is_too_large_for_its_record_is_refused(label: object) -> None:
+    with pytest.raises(InvalidInput, match="at most 524288"):
+        truth_of(label, None, None)

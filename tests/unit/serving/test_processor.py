@@ -91,6 +91,8 @@ def test_every_way_to_end_has_its_words():
     assert len(set(told.values())) == len(told)
     assert why(Status.NO_REPLICA, A, "") == "no container of a:1 is connected"
     assert why(Status.MODEL_ERROR, A, "") == "a:1 failed: no reason given"
+    assert why(Status.TOO_LARGE, A, "the model returned too much") == "a:1: the model returned too much"
+    assert why(Status.TOO_LARGE, A, "") == "the input of a:1 is larger than a frame may be"
 
 
 def test_reasons_are_told_once_each():

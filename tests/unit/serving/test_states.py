@@ -4,15 +4,16 @@ import contextlib
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from clipper.errors import StoreError
+from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
 from clipper.selection.lessons import Rows
 from clipper.serving import records
-from clipper.serving.states import PREFIX, SHARED, Learner, States, set_id
+from clipper.serving.states import PREFIX, SHARED, Learner, States, check_user, set_id
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -513,3 +514,10 @@ def test_any_text_may_name_a_context(user: str) -> None:
     assert learner.state(user + "x").seen == 0
     assert learner.key(user) != learner.key(SHARED)
     again.states.close()
+
+
+@pytest.mark.parametrize("user", ["x" * 513, "\ud800", 7, b"u"])
+def test_a_name_that_no_user_can_have_is_refused(user: Any) -> None:
+    with pytest.raises(InvalidInput, match="user"):
+        check_user(user)
+    check_user("x" * 512)

@@ -1,0 +1,44 @@
+"""Words that came from elsewhere (a model, a container), made fit to be logged and to be sent to a client."""
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Final
+
+LINE_CHARS_MAX: Final = 500
+_PATH = re.compile(r"""(?<![\w.:/])(?:/[^\s/'":,()]+)+/([^\s/'":,()]+)""")
+
+
+def last_line(text: str) -> str:
+    """The last line of a traceback: the error itself.
+
+    Characters that a terminal would obey are escaped, of the path of a file only its name is left, and the line is cut at
+    LINE_CHARS_MAX. The whole text stays in the container's own log (`clipper logs`).
+    """
+    text = text.strip()
+    begin = text.rfind("\n") + 1
+    line = _PATH.sub(r"\1", text[begin : begin + 4 * LINE_CHARS_MAX]) or "no reason given"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)[:LINE_CHARS_MAX]
+
+
+class Sampler:
+    """Lets a few lines a second through to a log, and counts the others. Threads: any."""
+
+    def __init__(self, lines_max: int, now_s: Callable[[], float]) -> None:
+        self._lines_max, self._now_s = lines_max, now_s
+        self._lock = threading.Lock()
+        self._second = 0
+        self._lines = self._left_out = 0
+
+    def admit(self) -> int:
+        """Say how many lines were left out before this one; -1: this one is to be left out too."""
+        second = int(self._now_s())
+        with self._lock:
+            if second != self._second:
+                self._second, self._lines = second, 0
+            if self._lines >= self._lines_max:
+                self._left_out += 1
+                return -1
+            self._lines += 1
+            left_out, self._left_out = self._left_out, 0
+            return left_out

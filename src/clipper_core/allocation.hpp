@@ -1,0 +1,23 @@
+// Memory on paths that a peer can make grow: asked for without exceptions, so that the caller can answer "no memory".
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <vector>
+
+namespace clipper {
+
+template <class T> T* make() noexcept { return new (std::nothrow) T(); }  // nullptr: there is no memory
+
+// Makes room for `n` items, so that push_back up to there cannot fail. False: there is no memory, and nothing has changed.
+template <class T> bool make_room(std::vector<T>& items, std::size_t n) noexcept {
+    if (items.capacity() >= n) return true;
+    try {
+        items.reserve(items.capacity() * 2 > n ? items.capacity() * 2 : n);
+        return true;
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+}
+
+}  // namespace clipper

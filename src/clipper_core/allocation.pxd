@@ -1,0 +1,8 @@
+# Memory on paths that a peer can make grow: asked for without exceptions. Declared from allocation.hpp.
+#
+# Threads: any; a vector, one at a time.
+from libcpp.vector cimport vector
+
+cdef extern from "allocation.hpp" namespace "clipper" nogil:
+    T* make[T]() noexcept               # NULL: no memory
+    bint make_room[T](vector[T]& items, size_t n) noexcept      # push_back up to n items cannot fail then; False: no memory

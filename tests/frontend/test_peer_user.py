@@ -1,0 +1,68 @@
+"""Who holds the other end of a connection over loopback, and who may manage without a token."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import clipper
+from clipper.frontend.peer_user import is_own_user, user_of
+from tests.frontend.conftest import PATIENCE_S, QUICK, ask
+
+OTHER_USER = 65534
+ASK = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+line = socket.socket()
+host, port = sys.argv[1].split(":")
+line.connect((host, int(port)))
+line.sendall(b"GET / HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\nConnection: close\\r\\n\\r\\n")
+print(line.recv(4096).decode())
+"""
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((request.param, 0))
+        except OSError:
+            pytest.skip("this host has no IPv6")
+        listener.listen()
+        client = socket.create_connection(listener.getsockname()[:2])
+        server, _ = listener.accept()
+        with client, server:
+            yield client, server
+
+
+def test_the_user_of_a_client_on_this_host_is_known(pair: tuple[socket.socket, socket.socket]) -> None:
+    _, server = pair
+    assert user_of(server.getpeername(), server.getsockname()) == os.geteuid()
+    assert is_own_user(server.getpeername(), server.getsockname())
+
+
+def test_a_client_that_has_closed_is_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
+    """The kernel would say of its socket that it is root's."""
+    client, server = pair
+    ends = server.getpeername(), server.getsockname()
+    client.close()
+    assert user_of(*ends) is None
+    assert not is_own_user(*ends)
+
+
+def test_an_address_that_is_none_is_nobody() -> None:
+    assert user_of(("nowhere", 1), ("127.0.0.1", 2)) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_another_user_of_this_host_manages_nothing_without_a_token(token: str) -> None:
+    with clipper.start(http={"admin": "127.0.0.1:0", "token": token}, **QUICK) as server:
+        words = [sys.executable, "-c", ASK, server.admin_address, str(OTHER_USER)]
+        found = subprocess.run(words, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=True).stdout
+        assert found.startswith("HTTP/1.1 401 " if token else "HTTP/1.1 403 ")
+        assert ask(server.admin_address, "GET", "/").status == (401 if token else 200)

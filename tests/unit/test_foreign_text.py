@@ -1,0 +1,35 @@
+"""What models say of themselves, as a log and a client may have it."""
+
+import pytest
+
+from clipper.foreign_text import LINE_CHARS_MAX, Sampler, last_line
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Traceback\n  File x\nValueError: boom\n", "ValueError: boom"),
+        ("", "no reason given"),
+        ("ValueError: \x1b]0;title\x07\x1b[31mred", r"ValueError: \x1b]0;title\x07\x1b[31mred"),
+        ("ValueError: a\rb", r"ValueError: a\rb"),
+        ("KeyError: '\u202eabc'", r"KeyError: '\u202eabc'"),
+        ("No such file: '/srv/secret/models/w.bin'", "No such file: 'w.bin'"),
+        ("see http://host/a/b and 3/4", "see http://host/a/b and 3/4"),
+        ("naïve: 数", "naïve: 数"),
+    ],
+)
+def test_a_models_words_are_made_fit_for_a_terminal_and_a_client(said: str, shown: str) -> None:
+    assert last_line(said) == shown
+
+
+def test_a_long_line_is_cut() -> None:
+    assert len(last_line("x" * 10_000_000)) == LINE_CHARS_MAX
+    assert len(last_line("\x1b" * 10_000)) == LINE_CHARS_MAX
+
+
+def test_a_flood_of_lines_is_sampled_and_the_rest_is_counted() -> None:
+    now = [0.0]
+    sampler = Sampler(2, lambda: now[0])
+    assert [sampler.admit() for _ in range(5)] == [0, 0, -1, -1, -1]
+    now[0] = 1.5
+    assert [sampler.admit() for _ in range(3)] == [3, 0, -1]
