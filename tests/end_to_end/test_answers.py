@@ -34,9 +34,9 @@ def slow(seconds):
     return predict
 
 
-@pytest.fixture
-def model(deploy):
-    return deploy(total, input="f64[4]", cache=False)
+@pytest.fixture(scope="module")
+def model(deploy_for_all):
+    return deploy_for_all(total, input="f64[4]", cache=False)
 
 
 def test_the_ten_lines():

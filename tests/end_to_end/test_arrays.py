@@ -29,9 +29,9 @@ def slow(xs):
     return xs.sum(axis=1)
 
 
-@pytest.fixture
-def model(deploy):
-    return deploy(total, input="f64[4]", cache=False)
+@pytest.fixture(scope="module")
+def model(deploy_for_all):
+    return deploy_for_all(total, input="f64[4]", cache=False)
 
 
 def test_an_application_answers_an_array(deploy, app):

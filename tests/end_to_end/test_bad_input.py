@@ -27,9 +27,9 @@ def total(xs):
     return xs.sum(axis=1)
 
 
-@pytest.fixture
-def model(deploy):
-    return deploy(total, input="f64[4]")
+@pytest.fixture(scope="module")
+def model(deploy_for_all):
+    return deploy_for_all(total, input="f64[4]")
 
 
 # -- inputs

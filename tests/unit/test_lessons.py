@@ -13,6 +13,7 @@ from clipper.selection.learned import Learned
 from clipper.selection.lessons import Rows, column_of, lesson_of, losses_by_model, observe, observe_rows
 from clipper.selection.policy import losses
 from clipper.types import VersionedModel
+from tests.sizes import sized
 
 MODELS = tuple(VersionedModel(name, 1) for name in "abcde")
 POLICIES = [
@@ -52,7 +53,7 @@ def same(one: Learned, other: Learned) -> bool:
 
 @every_policy
 @pytest.mark.parametrize("kind", LABELS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=sized(6, 15), deadline=None)
 @given(seed=st.integers(0, 2**32), k=st.integers(1, 5))
 def test_columns_teach_what_their_rows_would(text: str, kind: str, seed: int, k: int) -> None:
     draw, policy = random.Random(seed), policy_named(text)
@@ -138,7 +139,7 @@ def test_the_weight_of_an_observation(text: str) -> None:
 @every_policy
 def test_a_million_of_the_worst_leave_every_number_finite(text: str) -> None:
     """Right and wrong in whatever order, with the least probability there can be."""
-    policy, rng, n = policy_named(text), np.random.default_rng(7), 1 << 20
+    policy, rng, n = policy_named(text), np.random.default_rng(7), sized(1 << 17, 1 << 20)
     state = policy.init(MODELS[:2])
     alone = policy.select(state, Query(None, 0.5), MODELS[:2]).models != MODELS[:2]
     outputs = (np.zeros(n, np.int64), rng.integers(-(2**63), 2**63 - 1, n))
