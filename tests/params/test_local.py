@@ -19,7 +19,7 @@ from clipper.errors import AlreadyExists, ConfigError, DoesNotFit, InvalidInput
 from clipper.params import Client, TableSpec
 from clipper.params.local import LocalSet, reshard, restore, supervisor_of
 from clipper.settings.params import ParamsSettings
-from tests.params.conftest import ones, zeros
+from tests.params.conftest import ones, until, zeros
 
 PATIENCE_S = 60.0
 
@@ -34,6 +34,24 @@ def test_no_acknowledged_push_is_lost_to_kills(stress: int) -> None:
     assert not found.wrong
     assert len(found.pulls_s) == 5 * stress
     assert found.acknowledged > 0
+
+
+@pytest.mark.slow
+def test_shard_that_runs_and_does_not_answer_is_started_again(tmp_path: Path) -> None:
+    local = LocalSet(settings(tmp_path, replicas=1, hung_s=1.0)).start()
+    try:
+        local.wait_ready(PATIENCE_S)
+        with Client(tmp_path, patience_s=PATIENCE_S, answer_s=2.0) as client:
+            client.create(TableSpec("t", 1, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
+            client.push("t", [0, 1], -ones((2, 1)))
+            until(lambda: not any(client.call(i, "stats")["exposed"] for i in range(2)))
+            os.kill(local.pids()[0], signal.SIGSTOP)
+            assert client.pull("t", [0, 1]).ravel().tolist() == [1, 1]
+            client.push("t", [0, 1], -ones((2, 1)))
+            assert client.pull("t", [0, 1]).ravel().tolist() == [2, 2]
+        assert local.restarts == 1
+    finally:
+        local.stop(snapshot=False)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Replicas: a copy is what its primary is, whatever is lost between them; the dead come back from it; zombies are fenced."""
 
 import contextlib
+import errno
+import os
 import threading
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from clipper.errors import ClipperError, ShardAway
-from clipper.params import TableSpec, replication
+from clipper.params import TableSpec, recovery, replication
 from clipper.params.frames import Head, Kind, packed, unpacked
 from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters
@@ -388,3 +390,24 @@ def test_pushes_wait_for_a_walking_follower_that_falls_silent() -> None:
     primary.followers.look(14.0)
     assert primary.door.sure() < primary.door.position, "it may follow another life of this shard by now"
     assert primary.followers.exposed
+
+
+def test_shard_with_a_replica_comes_back_while_the_disk_is_full(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = shards.up(2, replicas=1).client()
+    client.create(PLAIN)
+    client.push("plain", [2, 4], -ones((2, 2)))
+    before = client.pull("plain", [2, 4])
+    until(lambda: not client.call(0, "stats")["exposed"])
+
+    def is_full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(recovery, "written", is_full)
+    epoch = int(client.call(0, "stats")["door"]["epoch"])
+    for life in (1, 2):
+        shards.lose(0)
+        shards.begin(0)
+        assert (client.pull("plain", [2, 4]) == before).all()
+        assert shards.servers[0].shard.door.epoch == epoch + life
+        assert (shards.root / "shard-0" / "epoch").read_text() == str(epoch + life)
+        until(lambda: not client.call(0, "stats")["exposed"])

@@ -184,7 +184,7 @@ _TABLE: Final = (
     # parameters, of each shard of a set
     Family("clipper_params_shard_up", "gauge", _SHARD, "1: it answers; 0: it is away, and there are no other figures of it."),
     Family("clipper_params_shard_ready", "gauge", _SHARD, "1: it serves; 0: it recovers."),
-    Family("clipper_params_shard_exposed", "gauge", _SHARD, 
+    Family("clipper_params_shard_exposed", "gauge", _SHARD,
         "1: a replica has no whole copy: the shard's death may lose acknowledged pushes.",
     ),
     _level("clipper_params_epoch", _SHARD, "How often it began: grows by one with each life."),

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from clipper.errors import AlreadyExists, ClipperError, ConfigError, DoesNotFit,
 from clipper.params.line import Line, addresses_in
 from clipper.params.places import NOWHERE, running_in, tell
 from clipper.params.places import told_in as told_in
+from clipper.params.probing import Prober
 from clipper.params.replication import asked
 from clipper.params.snapshots import newest_of, parts_in, sets_in
 from clipper.params.tables import optimizer_in
@@ -155,6 +157,8 @@ class LocalSet:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self.restarts = 0
+        self._hung: deque[int] = deque()  # shards that run and do not answer
+        self._prober = Prober(self.addresses, self.token, settings.hung_s, self._is_hung) if settings.hung_s else None
         self._thread = threading.Thread(target=self._run, name="clipper-params", daemon=True)
 
     def _check_grpc(self) -> None:
@@ -204,7 +208,14 @@ class LocalSet:
 
     def start(self) -> "LocalSet":
         self._thread.start()
+        if self._prober is not None:
+            self._prober.start()
         return self
+
+    def _is_hung(self, number: int) -> None:
+        """It is killed by the supervising thread, which starts it again."""
+        self._hung.append(number)
+        os.eventfd_write(self._wake, 1)
 
     def wait_ready(self, patience_s: float = 60.0) -> None:
         """Until every shard serves. Raises ShardAway."""
@@ -236,6 +247,8 @@ class LocalSet:
                 snapshot_all(self.addresses, self.token, self.folder)
             except ClipperError as error:
                 log.warning("no snapshot of all shards before the end: %s", error)
+        if self._prober is not None:
+            self._prober.stop()
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         if self._thread.ident is not None:
@@ -267,6 +280,8 @@ class LocalSet:
         happened = [fd for fd, _ in poll.poll(max(0.0, until_s - time.monotonic()) * 1000)]
         if self._wake in happened:
             os.eventfd_read(self._wake)
+        while self._hung:
+            self._kill_hung(self._hung.popleft())
         if template.line.fileno() in happened:
             self._heard(template.hear())
         for fd in happened:
@@ -320,6 +335,13 @@ class LocalSet:
             self._due.append((time.monotonic() + pause_s, lambda: self._start(number)))
         else:
             self._start(number)
+
+    def _kill_hung(self, number: int) -> None:
+        """One that was started only now is given the same time."""
+        one, patience_s = self._shards.get(number), self.settings.hung_s
+        if one is not None and time.monotonic() - one.began_s >= patience_s and not self._stopping:
+            log.warning("shard %d has not answered for %g s: it is killed", number, patience_s)
+            _signal(one, signal.SIGKILL)
 
     def _end(self) -> None:
         until_s, told = time.monotonic() + GRACE_S, set[int]()

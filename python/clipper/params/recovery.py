@@ -5,6 +5,7 @@ version be higher, since pushes between the two are of a past that was given up.
 says to workers that its variables are not initialized: one of them pushes them again.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -79,10 +80,15 @@ class Epochs:
         """Kept before anybody is told. Raises StoreError."""
         if self._folder is None:
             return
+        path, data = self._folder / "epoch", str(epoch).encode()
         try:
-            written(self._folder / "epoch", str(epoch).encode())
+            written(path, data)
         except OSError as error:
-            raise StoreError(f"{self._folder / 'epoch'}: {error.strerror}.") from None
+            try:
+                overwritten(path, data)
+            except OSError:
+                raise StoreError(f"{path}: {error.strerror}.") from None
+            log.warning("%s: %s; it was written in place", path, error.strerror)
 
     def close(self) -> None:
         if self._lock >= 0:
@@ -103,6 +109,18 @@ def written(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
         raise
     synced(path.parent)
+
+
+def overwritten(path: Path, data: bytes) -> None:
+    """In place of what a file begins with: a full disk has room for that. For data of one sector, at least as long as what was
+    there. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        if os.pwrite(fd, data, 0) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def synced(folder: Path) -> None:

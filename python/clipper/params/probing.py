@@ -1,0 +1,64 @@
+"""Whether the shards of a set answer. One that runs and does not is as bad as a dead one, and its supervisor cannot see it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from clipper.errors import ClipperError
+from clipper.params.line import Line
+from clipper.params.replication import asked
+
+log = logging.getLogger("clipper.params")
+EVERY_S = 1.0
+ANSWER_S_MAX = 2.0
+TRIES_MIN = 2  # in a row, so that a pause of the prober itself is not taken for one of the shard
+
+
+class Prober:
+    """Asks each shard again and again. Threads: its own.
+
+    patience_s: a shard that has not answered for so long is hung.  hung: called with its number, once for each time.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: str, patience_s: float, hung: Callable[[int], None]) -> None:
+        self._patience_s, self._hung = patience_s, hung
+        answer_s = min(ANSWER_S_MAX, patience_s / TRIES_MIN)
+        self._lines = [Line(number, addresses.__getitem__, token, None, answer_s) for number in range(len(addresses))]
+        self._silent: dict[int, tuple[float, int]] = {}  # number -> since when, and how many questions
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="clipper-params-prober", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Within the time that a shard is given to answer."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(EVERY_S, self._patience_s / TRIES_MIN)):
+            for line in self._lines:
+                if not self._stop.is_set():
+                    self._probe(line)
+        for line in self._lines:
+            line.close()
+
+    def _probe(self, line: Line) -> None:
+        began_s = time.monotonic()
+        try:
+            asked(line, "stats")
+        except (TimeoutError, BlockingIOError):  # BlockingIOError: a unix socket whose queue of connections is full
+            line.close()
+            since_s, tries = self._silent.get(line.number, (began_s, 0))
+            self._silent[line.number] = since_s, tries + 1
+            if tries + 1 >= TRIES_MIN and time.monotonic() - since_s >= self._patience_s:
+                del self._silent[line.number]
+                self._hung(line.number)
+        except (OSError, ClipperError):  # it has ended, or begins: its supervisor knows
+            line.close()
+            self._silent.pop(line.number, None)
+        else:
+            self._silent.pop(line.number, None)
