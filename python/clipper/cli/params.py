@@ -279,6 +279,23 @@ def restore(folder: Path | None, as_json: bool, source: Path | None, number: int
     _show({"number": said}, as_json, f"snapshot {said} is what is read at the next start: clipper params up --folder {place}")
 
 
+@params.command("begin-anew", short_help="Let shards that lost all they had go on with nothing.")
+@_of_folder
+def begin_anew(folder: Path | None, as_json: bool) -> None:
+    """Tell shards of a running set that came back without a replica and a snapshot of what they had to go on with nothing.
+
+    Others go on as they are. Workers push their variables again; rows begin as untrained.
+
+    \b
+    clipper params begin-anew --folder shop
+    """
+    from clipper.params import Client
+
+    with Client(_folder(folder)) as client:
+        begun = client.begin_anew()
+    _show({"begun": begun}, as_json, f"shards that begin anew: {', '.join(map(str, begun)) or 'none had to'}")
+
+
 @params.command(short_help="Change how many shards a set has.")
 @click.option("--shards", type=click.IntRange(1, 1024), required=True, help="From the next start on.")
 @_of_folder

@@ -16,7 +16,11 @@ _RATES = (
 
 
 def state_of(one: Stats) -> str:
-    return "away" if "away" in one else "exposed" if one["exposed"] else "serves" if one["ready"] else "recovers"
+    if "away" in one:
+        return "away"
+    if not one["ready"]:
+        return "lost" if one["state_lost"] else "recovers"
+    return "exposed" if one["exposed"] else "serves"
 
 
 def held(shards: Sequence[Stats], sets: Sequence[Stats]) -> str:

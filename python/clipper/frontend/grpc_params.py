@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from clipper.errors import InvalidInput, ShardAway, TooLarge, TypeConflict, UnknownTable
+from clipper.errors import InvalidInput, ShardAway, StateLost, TooLarge, TypeConflict, UnknownTable
 from clipper.frontend.grpc_followers import Followers, weights
 from clipper.frontend.grpc_own_door import OwnDoor
 from clipper.frontend.grpc_tensors import F32, Ids, ids_in, tensor_of, tensor_of_bytes, values_in
@@ -98,6 +98,8 @@ class ParamsService:
     # -- a worker's
 
     async def pull_variable(self, request: Any, call: Call) -> Any:
+        if self._shard.door.state_lost:  # a worker pushes its model then, and so tells the shard to begin anew
+            return message("PullVariableResponse")(model_init_status=False)
         said = await self._door.call("pull_variables", since=request.version)
         answer = message("PullVariableResponse")(model_init_status=bool(said["initialized"]))
         answer.model.version = said["version"]
@@ -123,6 +125,8 @@ class ParamsService:
         for each in request.variables:
             self._take_variable(each, variables)
         specs = [self._spec(info) for info in request.embedding_table_info]
+        if self._shard.door.state_lost:
+            await self._door.call("begin_anew")
         numbers = self._ready().numbers()
         if len({spec.name for spec in specs}) < len(specs):
             raise InvalidInput("a table comes twice.")
@@ -210,6 +214,9 @@ class ParamsService:
     # -- what is sound, and this shard's
 
     def _ready(self) -> Parameters:
+        if self._shard.door.state_lost:
+            hint = "Push the model again: pull_variable says that it is not initialized. Or restore a snapshot."
+            raise StateLost(f"shard {self._number} came back without what it had.", hint=hint)
         if not self._shard.door.ready:
             raise ShardAway(f"shard {self._number} recovers.", hint="Try again soon.")
         return self._shard.parameters

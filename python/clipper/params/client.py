@@ -141,6 +141,14 @@ class Client:
             line.tables[spec.name] = int(said["number"])
         self._specs[spec.name] = spec
 
+    def begin_anew(self) -> list[int]:
+        """Tell shards that came back without what they had (StateLost) to go on with nothing; others go on as they are. The
+        tables that this client knows are made again; their rows begin as untrained. -> the shards that were told"""
+        begun = [line.number for line, said in self.call_all("begin_anew") if said["begun"]]
+        for spec in self._specs.values():
+            self.create(spec)
+        return begun
+
     def spec(self, table: str) -> TableSpec:
         """Of a table. Raises UnknownTable."""
         if table not in self._specs:

@@ -46,6 +46,7 @@ def stats_of(shard: "Shard", now: float) -> Piece:
         "shards": shard.place.shards,
         "pid": os.getpid(),
         "ready": door.ready,
+        "state_lost": door.state_lost,
         "ended": shard.ended,
         "exposed": shard.followers.exposed,
         "seconds": now - shard.began_s,

@@ -89,7 +89,7 @@ class Line:
         self.frame_bytes_max = 0  # of a payload, as it says; 0: not known
         self.mode = "async"
         self.tables: dict[str, int] = {}
-        self._ready = False  # when we met
+        self._ready = self._lost = False  # when we met: whether it serves, or has lost its state
 
     @property
     def name(self) -> str:
@@ -191,7 +191,10 @@ class Line:
 
     def _number(self, table: str) -> int:
         if table not in self.tables and not self._ready:
+            lost = self._lost
             self.close()  # what it has, it says when it has recovered
+            if lost:
+                raise refusal(Head(Kind.REFUSED, rows=Refusal.STATE_LOST), b"", self.name)
             raise ConnectionError("it recovers")
         if table not in self.tables:
             raise UnknownTable.named(table, self.tables)
@@ -272,7 +275,7 @@ class Line:
             self.epoch, self._sent = head.epoch, max(self._sent, self.sequence)
             self.frame_bytes_max = int(said.get("frame_bytes_max", 0))
             self.mode = str(said.get("mode", "async"))
-            self._ready = bool(said.get("ready"))
+            self._ready, self._lost = bool(said.get("ready")), bool(said.get("state_lost"))
             self.tables = {str(name): int(number) for name, number in said.get("tables", {}).items()}
             if self._shares and self._socket is not None and self._socket.family == socket.AF_UNIX:
                 self._sharing.begin(int(said.get("shared", 0)))

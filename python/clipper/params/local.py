@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from clipper.errors import AlreadyExists, ClipperError, ConfigError, DoesNotFit, InvalidInput, ShardAway
+from clipper.errors import AlreadyExists, ClipperError, ConfigError, DoesNotFit, InvalidInput, ShardAway, StateLost
 from clipper.params.line import Line, addresses_in
 from clipper.params.places import NOWHERE, running_in, tell
 from clipper.params.places import told_in as told_in
@@ -225,9 +225,14 @@ class LocalSet:
             while time.monotonic() < until:
                 line = Line(shard, self.addresses.__getitem__, self.token, None, 5.0)
                 try:
-                    if asked(line, "stats")[1]["ready"]:
+                    said = asked(line, "stats")[1]
+                    if said["ready"]:
                         break
+                    if said["state_lost"]:
+                        raise _lost(shard, self.folder)
                     why = "it recovers"
+                except StateLost:
+                    raise
                 except (OSError, ClipperError) as error:
                     why = str(error)
                 finally:
@@ -357,6 +362,11 @@ class LocalSet:
                     _signal(one, signal.SIGKILL)
                 until_s = time.monotonic() + GRACE_S
         self._template.close()
+
+
+def _lost(shard: int, folder: Path) -> StateLost:
+    hint = f"Restore a snapshot, or let it begin anew: clipper params begin-anew --folder {folder}"
+    return StateLost(f"shard {shard} came back without what it had: no replica and no snapshot of it was found.", hint=hint)
 
 
 def _signal(one: _Shard, number: int) -> None:

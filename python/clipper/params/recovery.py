@@ -1,8 +1,8 @@
 """How a shard comes back: under a higher epoch than any before it, with what the freshest of its replicas or snapshots has.
 
 "Freshest" is (epoch, version): a snapshot that an earlier life took counts less than a replica that a later one made, though its
-version be higher, since pushes between the two are of a past that was given up. A shard that finds nothing begins empty, and
-says to workers that its variables are not initialized: one of them pushes them again.
+version be higher, since pushes between the two are of a past that was given up. A shard that finds nothing begins empty, if
+it never had anything. If it had, it waits to be told to begin anew, so that nobody takes for untrained what was trained.
 """
 
 import errno
@@ -27,14 +27,45 @@ WINDOW = 1024  # pushes of a worker that are remembered
 SEQUENCES = struct.Struct("<QQ16Q")
 
 
+class StateMark:
+    """Whether a shard ever had a table or a variable, as a file in its folder: one that comes back without has lost them.
+
+    Threads: one. No folder: it never had any.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = folder / "has-state" if folder is not None else None
+        self._is_set = self._path is not None and self._path.exists()
+
+    @property
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        if self._path is None or self._is_set:
+            return
+        try:
+            self._path.touch(0o600)
+            synced(self._path.parent)
+            self._is_set = True
+        except OSError as error:
+            log.warning("%s: %s; a loss of all that this shard has would not be noticed", self._path, error)
+
+    def clear(self) -> None:
+        self._is_set = False
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
 class Recovered(NamedTuple):
-    """source: in words, for the log."""
+    """source: in words, for the log.  is_new: nothing was found of an earlier life."""
 
     parameters: Parameters
     version: int
     seen: dict[int, bytes]
     epoch: int
     source: str
+    is_new: bool = False
 
 
 class Source(NamedTuple):
@@ -159,7 +190,7 @@ def recover(
         if copies or older:
             hint = "Restore a snapshot, or take them away."
             raise StoreError(f"shard {shard} can read none of what there is of it.", hint=hint)
-        return Recovered(Parameters(), 0, {}, epoch, "nothing: it begins empty")
+        return Recovered(Parameters(), 0, {}, epoch, "nothing: it begins empty", is_new=True)
     finally:
         for line in lines:
             line.close()

@@ -130,11 +130,19 @@ class ShardServer:
         shard.post(lambda: self._serves(found, time.monotonic() - began_s))
 
     def _serves(self, found: Recovered, seconds: float) -> None:
+        for copy in self.shard.copies.values():
+            copy.start(found.epoch)
+        if found.is_new and self.shard.mark.is_set:
+            log.error("shard %d, epoch %d, found no replica and no snapshot of what it had: it waits to be told to begin anew",
+                      self.place.number, found.epoch)  # fmt: skip
+            self.shard.lose(found.epoch, lambda: self._adopts(found, seconds))
+            return
+        self._adopts(found, seconds)
+
+    def _adopts(self, found: Recovered, seconds: float) -> None:
         self.shard.adopt(found.parameters, found.version, found.seen, found.epoch)
         self.recovered = found.source
         self.shard.recovery = (seconds, found.source)
-        for copy in self.shard.copies.values():
-            copy.start(found.epoch)
         rows = found.parameters.rows
         log.info("shard %d serves: epoch %d, version %d, %d rows in %.2f s from %s",
                  self.place.number, found.epoch, found.version, rows, seconds, found.source)  # fmt: skip

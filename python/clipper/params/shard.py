@@ -28,6 +28,7 @@ from clipper.params.line import Line
 from clipper.params.parameters import DENSE, Parameters, Piece
 from clipper.params.places import Book
 from clipper.params.pulse import Pulse
+from clipper.params.recovery import StateMark
 from clipper.params.replication import Follower, Followers, asked, still
 from clipper.params.stepping import Stepping
 from clipper.params.tables import TableSpec
@@ -82,6 +83,8 @@ class Shard:
         self.snapshots: Any = None
         self.recovery = (0.0, "")  # seconds that it took, and from what
         self.ages = Ages()
+        self.mark = StateMark(place.folder)
+        self._begins: Callable[[], None] | None = None  # what to do when a shard that lost its state is told to begin anew
         self.began_s = time.monotonic()
         self._admitted: dict[int, int] = {}
         self._waiting: deque[tuple[int, Whom, bytes]] = deque()
@@ -119,6 +122,7 @@ class Shard:
             "replica": self._replica,
             "get_replica": self._get_replica,
             "stats": self._stats,
+            "begin_anew": self._begin_anew,
         }
 
     def line(self, shard: int, answer_s: float = 5.0) -> Line:
@@ -152,8 +156,23 @@ class Shard:
         self.door.version, self.door.epoch = version, epoch
         self.followers = self._followers()
         self.followers.expect(time.monotonic())
+        if parameters.specs or parameters.dense.initialized:
+            self.mark.set()
         self._second()
-        self.door.ready = True
+        self.door.ready, self.door.state_lost = True, False
+
+    def lose(self, epoch: int, begins: Callable[[], None]) -> None:
+        """It found nothing of what it had: it refuses pulls and pushes until it is told to begin anew. Threads: the answering
+        one."""
+        self.door.epoch, self.door.state_lost, self._begins = epoch, True, begins
+
+    def _begin_anew(self, _: Piece, __: Whom) -> Piece:
+        begins, self._begins = self._begins, None
+        if begins is not None:
+            log.warning("shard %d begins anew, without what it had", self.place.number)
+            self.mark.clear()
+            begins()
+        return {"begun": begins is not None}
 
     def post(self, work: Callable[[], None]) -> None:
         """To be done by the answering thread."""
@@ -210,7 +229,7 @@ class Shard:
             if call is None:
                 raise InvalidInput(f"no call {name!r}.", hint=f"Calls: {', '.join(sorted([*self._calls, *self._early]))}.")
             if not self.door.ready and name not in self._early:
-                self.door.answer(whom, bytes(8), refused=Refusal.NOT_READY)
+                self.door.answer(whom, bytes(8), refused=Refusal.STATE_LOST if self.door.state_lost else Refusal.NOT_READY)
                 return
             found = call(said, whom)
             if found is not None:
@@ -308,7 +327,7 @@ class Shard:
         answer["shared"] = self.place.settings.shared_bytes_max
         answer["frame_bytes_max"] = self.place.settings.frame_bytes_max
         answer["sequence"] = self.door.highest(worker) if worker else 0
-        answer |= {"ready": self.door.ready, "pid": os.getpid()}
+        answer |= {"ready": self.door.ready, "state_lost": self.door.state_lost, "pid": os.getpid()}
         self.door.answer(whom, packed(answer), admit=True, worker=worker, incarnation=incarnation)
 
     def _create(self, said: Piece, whom: Whom) -> None:
@@ -320,6 +339,7 @@ class Shard:
         if is_new:
             self.door.add_table(self.parameters.tables[number], by_python=self.training.by_python)
             self.door.note(DENSE, [])  # so that followers hear of it
+            self.mark.set()
         self._when_sure(Pushed({"number": number}, self.door.position), whom)
 
     def _tables(self, _: Piece, __: Whom) -> Piece:
@@ -336,6 +356,8 @@ class Shard:
             first = dense.initialize(said["variables"], str(said.get("optimizer") or "sgd"), settings, version)
             if first:
                 self.door.version = version
+        if first:
+            self.mark.set()
         position = self.door.note(DENSE, range(len(dense))) if first else self.door.position
         self._when_sure(Pushed({"accepted": first, "version": self.door.version}, position), whom)
 

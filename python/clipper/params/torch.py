@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clipper.errors import InvalidInput, StalePush
+from clipper.errors import InvalidInput, StalePush, StateLost
 from clipper.params.client import Client
 from clipper.params.tables import TableSpec
 
@@ -110,15 +110,30 @@ class Worker:
         self._embeddings = [one for one in module.modules() if isinstance(one, Embedding)]
         self._dense = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._versions = [-1] * len(client)
-        client.push_model(
+        self.restored = 0  # shards that had lost all they had, and were pushed the model again
+        self._optimizer, self._settings = optimizer, settings or {}
+        self._restored(self._push_model)
+
+    def _push_model(self) -> None:
+        self.client.push_model(
             {name: one.detach().numpy() for name, one in self._dense.items()},
-            optimizer=optimizer,
-            optimizer_settings=settings or {},
+            tables=[one.spec for one in self._embeddings],
+            optimizer=self._optimizer,
+            optimizer_settings=self._settings,
         )
 
+    def _restored(self, ask: Callable[[], Any]) -> Any:
+        """What is asked of the shards; those that have lost all they had get the model as it is here, and are asked again."""
+        try:
+            return ask()
+        except StateLost:
+            self.restored += len(self.client.begin_anew())
+            self._push_model()
+            return ask()
+
     def pull(self) -> None:
-        """Dense variables that have changed since."""
-        versions, found = self.client.pull_variables(self._versions)
+        """Dense variables that have changed since; a shard that has lost its own is pushed the model as it is here."""
+        versions, found = self._restored(lambda: self.client.pull_variables(self._versions))
         with torch.no_grad():
             for name, value in found.items():
                 if name in self._dense:

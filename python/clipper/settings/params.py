@@ -25,7 +25,8 @@ class ParamsSettings(msgspec.Struct, frozen=True):
         float, about("pushes wait so long for a replica that is away, and then go on without; 0: for ever", "s", ge=0, le=86_400)
     ] = 10.0
     hung_s: Annotated[
-        float, about("a shard that runs and has not answered for so long is killed and started again; 0: never", "s", ge=0, le=86_400)
+        float,
+        about("a shard that runs and has not answered for so long is killed and started again; 0: never", "s", ge=0, le=86_400),
     ] = 20.0
     recover_s: Annotated[
         float, about("a relaunched shard looks so long for its replicas before it takes a snapshot", "s", ge=0, le=3600)

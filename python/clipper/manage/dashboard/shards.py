@@ -50,12 +50,18 @@ def shards_now(stats: Sequence[Stats]) -> Row:
     return {"shards": [_shard_now(one) for one in stats[:SHARDS_MAX]], "tables": {name: tables[name] for name in sorted(busiest)}}
 
 
+def _state(one: Stats) -> str:
+    if not one["ready"]:
+        return "lost" if one["state_lost"] else "recovers"
+    return "exposed" if one["exposed"] else "serves"
+
+
 def _shard_now(one: Stats) -> Row:
     if "away" in one:
         return {"shard": one["shard"], "state": "away", "why": one["away"]}
     lags, snapshots = lags_between({}, one), one["snapshots"]
     return {
-        "shard": one["shard"], "state": "exposed" if one["exposed"] else "serves" if one["ready"] else "recovers",
+        "shard": one["shard"], "state": _state(one),
         "pid": one["pid"], "epoch": one["door"]["epoch"], "version": one["door"]["version"], "rows": _sum(one, "rows"),
         "variables": one["variables"], "nbytes": one["nbytes"], "rss": one["resident_bytes"], "pulled": _sum(one, "pulled"),
         "missed": _sum(one, "missed"), "lag": round(lags.quantile(0.99), 1) if lags.count else None,
