@@ -62,7 +62,7 @@ PYTHON_LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__", "__main__"),
 )
 CORE_USERS = {"frontend", "serving", "manage", "params", "selection", "metrics", "server", "__init__"}
-SDK_USERS = {"deploy", "server", "cli", "demo", "params"}
+SDK_USERS = {"deploy", "server", "cli", "demo", "params", "__init__"}
 TESTING = "testing"  # imports whatever it fakes; only tests import it
 
 FILE_LINES_MAX = 600

@@ -9,6 +9,20 @@
 import os
 from typing import Any
 
+try:
+    import clipper_container
+    import clipper_core.engine  # noqa: F401  # a core that cannot be loaded is told here, with the way to one
+except ImportError as error:
+    raise ImportError(f"{error}. Install clipper anew: in its checkout, make build, or elsewhere, pip install .") from error
+
+from clipper.types import VERSION
+
+if clipper_container.__version__ != VERSION:
+    raise ImportError(
+        f"clipper-container {clipper_container.__version__} is installed beside clipper {VERSION}, which has an SDK of its own. "
+        "Run: pip uninstall clipper-container"
+    )
+
 from clipper import errors
 from clipper.config import Config
 from clipper.config import load as load_config
@@ -18,11 +32,10 @@ from clipper.server import ClipperServer
 from clipper.serving.application import ApplicationHandle
 from clipper.serving.dispatch import as_completed
 from clipper.serving.progress import progress
-from clipper.types import VERSION, Answer, Answers, Application, InputType, PredictionRequest, Similar, VersionedModel
+from clipper.types import Answer, Answers, Application, InputType, PredictionRequest, Similar, VersionedModel
 from clipper_core.future import Future
 
 __version__ = VERSION
-
 
 def start(config: "str | os.PathLike[str] | None" = None, **settings: Any) -> ClipperServer:
     """Start a server in this process: `clipper.start()`, `clipper.start("clipper.toml")`, `clipper.start(state="dir")`.

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import click
@@ -146,6 +147,14 @@ def test_check_says_what_is_wrong(here: Path) -> None:
 # -- doctor
 
 
+def only(monkeypatch: pytest.MonkeyPatch, trial: str) -> None:
+    """The doctor makes this trial alone."""
+    early = ("core", "machine", "memory", "descriptors", "interpreter", "round_trip")
+    for name in (*early, "disk", "certificates", "packages", "containers"):
+        if name != trial:
+            monkeypatch.setattr(doctor, name, list)
+
+
 def test_doctor_finds_this_machine_in_order(here: Path) -> None:
     result = run("doctor", "--json")
     findings = json.loads(result.output)
@@ -156,8 +165,7 @@ def test_doctor_finds_this_machine_in_order(here: Path) -> None:
 
 
 def test_doctor_looks_at_certificates(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("core", "machine", "descriptors", "interpreter", "round_trip", "disk", "packages"):
-        monkeypatch.setattr(doctor, name, list)
+    only(monkeypatch, "certificates")
     authority = Authority(here)
     said = []
     for name, days in (("good", 60), ("soon", 3), ("gone", -2)):
@@ -175,8 +183,7 @@ def test_doctor_reports_a_trial_that_raises(monkeypatch: pytest.MonkeyPatch) -> 
     def broken() -> list[doctor.Finding]:
         raise OSError("no such luck")
 
-    for name in ("core", "machine", "descriptors", "interpreter", "round_trip", "packages"):
-        monkeypatch.setattr(doctor, name, list)
+    only(monkeypatch, "disk")
     monkeypatch.setattr(doctor, "disk", broken)
     result = run("doctor")
     assert result.exit_code == 1
@@ -185,11 +192,57 @@ def test_doctor_reports_a_trial_that_raises(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_doctor_names_the_line_that_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
+        if name == "mlflow":
+            return "3.1"
         raise doctor.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor, "version", missing)
-    texts = [finding.text for finding in doctor.packages()]
-    assert texts[0] == 'scikit-learn is not installed. Run: pip install "clipper-serving[demo]"'
+    findings = list(doctor.packages())
+    assert findings[0] == ("fail", "numpy is not installed. Run: pip install numpy")
+    assert ("skip", 'scikit-learn is not installed. Run: pip install "clipper-serving[demo]"') in findings
+    assert ("ok", "mlflow 3.1") in findings, "either of two does"
+
+
+def test_doctor_knows_what_the_package_needs() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needed = {re.split("[^a-z0-9-]", line)[0] for line in project["dependencies"]}
+    assert set(doctor._NEEDED) == needed
+    for names, extra in doctor._OPTIONAL.items():
+        assert names[0] in {re.split("[^a-z0-9-]", line)[0] for line in project["optional-dependencies"][extra]}
+
+
+def test_doctor_names_what_the_cpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "machine")
+    monkeypatch.setattr(doctor.os, "uname", lambda: os.uname_result(("Linux", "h", "6", "", "x86_64")))
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"sse2", "avx2"})
+    found = doctor.examine()[0]
+    assert found.verdict == "fail"
+    assert found.text.startswith("this CPU has no BMI2, which the core is compiled for. Compile a core without it")
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: {"bmi2", "avx2"})
+    assert [finding.verdict for finding in doctor.examine()] != ["fail"]
+
+
+def test_doctor_tells_of_an_engine_that_does_not_answer(
+    here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "containers")
+    folder = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", str(folder))
+    assert [finding.verdict for finding in doctor.examine()] == ["skip"]
+    (folder / "docker").write_text("#!/bin/sh\necho nobody listens >&2\nexit 1\n")
+    (folder / "docker").chmod(0o755)
+    text = "docker is installed, but its engine does not answer: nobody listens. Run: systemctl start docker"
+    assert doctor.examine() == [("skip", text)]
+    (folder / "docker").write_text("#!/bin/sh\n")
+    assert doctor.examine() == [("ok", "docker answers")]
+
+
+def test_doctor_finds_a_folder_that_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "disk")
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    found = doctor.examine()
+    assert [finding.verdict for finding in found] == ["fail"]
+    assert "cannot be written" in found[0].text
 
 
 # -- up

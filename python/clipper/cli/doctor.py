@@ -3,6 +3,7 @@
 import importlib
 import os
 import resource
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -25,7 +26,14 @@ from clipper.settings.http import admin_tls, query_tls
 from clipper.settings.params import params_tls
 from clipper.tls import Certificate
 
-_OPTIONAL = {"scikit-learn": "demo", "pytest": "test", "mypy": "check", "pytest-benchmark": "bench"}
+_NEEDED = ("numpy", "msgspec", "msgpack", "lz4", "cloudpickle", "click", "rich", "uvloop", "httptools")
+_OPTIONAL = {  # distributions, any of which will do -> the extra that installs one
+    ("scikit-learn",): "demo", ("redis",): "redis", ("grpcio",): "grpc", ("docker",): "docker", ("onnxruntime",): "onnx",
+    ("skops",): "skops", ("torch",): "torch", ("xgboost", "xgboost-cpu"): "xgboost", ("lightgbm",): "lightgbm",
+    ("mlflow-skinny", "mlflow"): "mlflow", ("ray",): "ray",
+}  # fmt: skip
+_ENGINES = {"docker": "systemctl start docker", "podman": "systemctl --user start podman.socket"}
+_CPU_NEEDED = ("avx2", "bmi2")  # tools/build_core.py compiles for these on x86-64
 _COMMITS = 9
 _COMMIT_SLOW_MS = 20.0
 _TRIAL_S = 30.0
@@ -42,7 +50,7 @@ class Finding(NamedTuple):
 def examine() -> list[Finding]:
     """Every trial, in order. One that raises is a failure by itself and stops no other."""
     found: list[Finding] = []
-    for trial in (core, machine, descriptors, interpreter, round_trip, disk, certificates, packages):
+    for trial in (core, machine, memory, descriptors, interpreter, round_trip, disk, certificates, packages, containers):
         try:
             found += trial()
         except Exception as error:
@@ -64,6 +72,10 @@ def core() -> Iterator[Finding]:
 def machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     flags = _cpu_flags()
+    lacking = [name.upper() for name in _CPU_NEEDED if name not in flags] if os.uname().machine == "x86_64" and flags else []
+    if lacking:
+        how = "Compile a core without it, in a checkout: CLIPPER_BUILD=debug pip install ."
+        yield Finding("fail", f"this CPU has no {' and no '.join(lacking)}, which the core is compiled for. {how}")
     simd = next((name.upper() for name in ("avx512f", "avx2", "asimd", "sse2") if name in flags), "no known SIMD")
     if cores == 1:
         yield Finding("warn", f"1 core, CPU {simd}: server and models take turns; expect latencies of milliseconds")
@@ -80,6 +92,16 @@ def _cpu_flags() -> set[str]:
     return set(lines[0].partition(":")[2].split()) if lines else set()
 
 
+def memory() -> Iterator[Finding]:
+    """That of a model's rows, which its container maps; without it they are sent over the socket."""
+    from clipper_container.shared_rows import can_share
+
+    if can_share():
+        yield Finding("ok", "shared memory for rows")
+    else:
+        yield Finding("warn", "no memfd here: rows of models are sent over sockets. It takes Linux, 3.17 or newer")
+
+
 def descriptors() -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = load().limits.connections_max
@@ -93,7 +115,7 @@ def interpreter() -> Iterator[Finding]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_TRIAL_S, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        yield Finding("fail", f"a container's interpreter: {last}. Run: pip install clipper-container")
+        yield Finding("fail", f"a container's interpreter: {last}. Install clipper anew, in its checkout: pip install .")
     else:
         yield Finding("ok", f"a container's interpreter starts in {(time.perf_counter() - started) * 1000:.0f} ms")
 
@@ -126,6 +148,9 @@ def disk() -> Iterator[Finding]:
     folder = Path(state.removeprefix("sqlite:")) if state else Path.cwd()
     while not folder.is_dir():
         folder = folder.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding("fail", f"{folder} cannot be written: no state can be kept there. Run: export CLIPPER_SERVER__STATE=FOLDER")
+        return
     with tempfile.TemporaryDirectory(prefix=".clipper-doctor-", dir=folder) as trial:
         median = statistics.median(_commit_ms(Path(trial) / "trial.db"))
     verdict, more = ("ok", "") if median < _COMMIT_SLOW_MS else ("warn", "; a slow disk: deploys wait for it, queries never do")
@@ -175,10 +200,35 @@ def certificates() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    for package, extra in _OPTIONAL.items():
-        try:
-            yield Finding("ok", f"{package} {version(package)}")
-        except PackageNotFoundError:
-            yield Finding("skip", f'{package} is not installed. Run: pip install "clipper-serving[{extra}]"')
+    for package in _NEEDED:
+        if not _version(package):
+            yield Finding("fail", f"{package} is not installed. Run: pip install {package}")
+    for distributions, extra in _OPTIONAL.items():
+        there = next((name for name in distributions if _version(name)), "")
+        if there:
+            yield Finding("ok", f"{there} {_version(there)}")
+        else:
+            yield Finding("skip", f'{distributions[0]} is not installed. Run: pip install "clipper-serving[{extra}]"')
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def containers() -> Iterator[Finding]:
+    """An engine for `deployer = "docker"` or "podman". Optional."""
+    there = [name for name in _ENGINES if shutil.which(name)]
+    if not there:
+        yield Finding("skip", 'no docker and no podman, for deployer = "docker". Install one; other models need none')
+    for name in there:
+        done = subprocess.run([name, "version"], capture_output=True, text=True, timeout=_TRIAL_S, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            yield Finding("skip", f"{name} is installed, but its engine does not answer: {last}. Run: {_ENGINES[name]}")
+        else:
+            yield Finding("ok", f"{name} answers")
 
 

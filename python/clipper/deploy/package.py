@@ -258,16 +258,16 @@ def _travels(module: types.ModuleType) -> bool:
 
 
 def _is_local(file: str) -> bool:
-    """Is it the user's own file, rather than Python's or an installed package's?"""
-    path = os.path.realpath(file)
-    return not any(path.startswith(place + os.sep) for place in _installed_places())
+    """Is it the user's own file, rather than Python's or an installed package's? Some installers put symbolic links there."""
+    paths = (os.path.abspath(file), os.path.realpath(file))
+    return not any(path.startswith(place + os.sep) for path in paths for place in _installed_places())
 
 
 @functools.cache
 def _installed_places() -> tuple[str, ...]:
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple({os.path.realpath(path) for path in paths if path})
+    return tuple({place for path in paths if path for place in (os.path.abspath(path), os.path.realpath(path))})
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,0 +1,170 @@
+"""Both wheels, installed into an environment outside the checkout that has nothing but the dependencies they declare."""
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from clipper.deploy import sdk
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 300.0
+SERVES = """\
+import clipper, clipper_container, clipper_core.engine, numpy
+with clipper.start() as server:
+    server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]")
+    app = server.app("total", models=["sums"], slo_ms=20_000)
+    print(app.predict(numpy.arange(3.0)).result(timeout=60).output)
+for module in (clipper, clipper_core.engine, clipper_container):
+    print(module.__file__)
+"""
+
+
+def run(*words: str | Path, cwd: Path, **variables: str) -> str:
+    unset = ("PYTHON", "CLIPPER_", "COVERAGE_")
+    env = {**{name: value for name, value in os.environ.items() if not name.startswith(unset)}, **variables}
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The server's, of the core as it is compiled in place, and the SDK's."""
+    folder = tmp_path_factory.mktemp("wheels")
+    copy = shutil.copytree(ROOT / "container_sdk", folder / "container_sdk", ignore=shutil.ignore_patterns("*.egg-info", "build"))
+    build = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder)
+    for source in (ROOT, copy):
+        run(*build, source, cwd=folder, CLIPPER_CORE="prebuilt")
+    return next(folder.glob("clipper_serving-*.whl")), next(folder.glob("clipper_container-*.whl"))
+
+
+class Environment:
+    """A new one without pip. Of what is installed here it has the dependencies that a wheel declares, and theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+        self.python = folder / "venv" / "bin" / "python"
+        self.site = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
+        (self.site / "another.py").touch()  # pip removes a folder when nothing but links would be left in it
+
+    def pip(self, *words: str | Path) -> None:
+        pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", self.python)
+        run(*pip, *words, cwd=self.folder)
+
+    def install(self, wheel: Path) -> None:
+        self.pip("install", "--no-deps", "--no-index", wheel)
+        with zipfile.ZipFile(wheel) as archive:
+            about = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            self._link(Parser().parsestr(archive.read(about).decode()).get_all("Requires-Dist") or [])
+
+    def _link(self, lines: list[str]) -> None:
+        for requirement in map(Requirement, lines):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                found = importlib.metadata.distribution(requirement.name)
+                for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                    place = self.site / top
+                    if not place.exists():
+                        place.symlink_to(Path(str(found.locate_file(top))))
+                        self._link(found.requires or [])
+
+    def serves(self) -> Path:
+        """Serve a model, and -> where its SDK comes from."""
+        (self.folder / "serves.py").write_text(SERVES)
+        output, *files = run(self.python, "serves.py", cwd=self.folder).splitlines()
+        assert output == "3.0"
+        server, core, container = (Path(file) for file in files)
+        assert (server.parent, core.parent) == (self.site / "clipper", self.site / "clipper_core")
+        return container.parent
+
+
+@pytest.mark.slow
+def test_a_wheel_serves_by_itself_and_beside_the_sdks_own(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    server, container = wheels
+    environment = Environment(tmp_path)
+    bundled = environment.site / "clipper" / "_sdk" / "clipper_container"
+    environment.install(server)
+    assert environment.serves() == bundled
+    for command in ("clipper", "clipper-container"):
+        assert "Usage" in run(environment.python.with_name(command), "--help", cwd=tmp_path).title()
+    environment.install(container)
+    assert environment.serves() == environment.site / "clipper_container"
+    environment.pip("uninstall", "-y", "clipper-container")
+    assert environment.serves() == bundled, "neither wheel owns a file of the other"
+    environment.pip("uninstall", "-y", "clipper-serving")
+    left = sorted(path.name for path in environment.site.iterdir() if "clipper" in path.name)
+    assert left == []
+
+
+@pytest.mark.slow
+def test_wheels_hold_what_runs_and_no_sources_of_the_core(wheels: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(wheels[0]) as archive:
+        names = set(archive.namelist())
+        record = next(name for name in names if name.endswith(".dist-info/RECORD"))
+        rows = {name: digest for name, digest, _ in csv.reader(archive.read(record).decode().splitlines())}
+        assert set(rows) == names
+        for name in names - {record}:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(name)).digest()).decode().rstrip("=")
+            assert rows[name] == f"sha256={digest}", name
+    assert not [name for name in names if name.endswith((".pyx", ".pxd", ".hpp", ".cpp", ".pyc", ".so.old"))]
+    modules = {path.stem for path in (ROOT / "src/clipper_core").glob("*.pyx")}
+    for module in modules:
+        assert f"clipper_core/{module}.pyi" in names
+        assert any(name.startswith(f"clipper_core/{module}.cpython-") for name in names)
+    for root, place in (("python/clipper", "clipper"), ("container_sdk/src/clipper_container", sdk_place())):
+        sources = [path for path in (ROOT / root).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        assert {f"{place}/{path.relative_to(ROOT / root)}" for path in sources} <= names
+    assert {"clipper/py.typed", "clipper_core/py.typed", f"{sdk_place()}/py.typed"} <= names
+
+
+def sdk_place() -> str:
+    return "clipper/_sdk/clipper_container"
+
+
+@pytest.mark.slow
+def test_wheels_are_the_same_for_the_same_files(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    """The SDK that goes into environments and images is what its own wheel is."""
+    sdk.wheel_into(tmp_path)
+    with zipfile.ZipFile(wheels[1]) as built, zipfile.ZipFile(tmp_path / sdk.WHEEL) as shipped:
+        code = [name for name in built.namelist() if not name.startswith("clipper_container-")]
+        assert {name: built.read(name) for name in code} == {
+            name: shipped.read(name) for name in shipped.namelist() if not name.startswith("clipper_container-")
+        }
+        commands = "clipper_container-0.1.0.dist-info/entry_points.txt"
+        assert built.read(commands).split() == shipped.read(commands).split()
+
+
+def project(folder: str) -> dict[str, list[str]]:
+    told = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    return {"": told["dependencies"], **told["optional-dependencies"]}
+
+
+def test_the_server_declares_what_the_sdk_in_its_wheel_needs() -> None:
+    server, container = project("."), project("container_sdk")
+    named = {Requirement(line).name for line in server[""]}
+    assert {Requirement(line).name for line in container[""]} <= named
+    assert tuple(container[""]) == sdk._REQUIRES
+    for extra in ("onnx", "skops", "torch", "xgboost", "lightgbm", "mlflow"):
+        assert server[extra] == container[extra]
+
+
+def test_an_sdk_of_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "clipper_container.py").write_text('__version__ = "0.0.9"\n')
+    done = subprocess.run(
+        [sys.executable, "-c", "import clipper"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "clipper-container 0.0.9" in done.stderr
+    assert "pip uninstall clipper-container" in done.stderr
