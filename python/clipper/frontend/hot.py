@@ -48,6 +48,7 @@ _FOREIGN = (b"transfer-encoding", b"content-encoding", b"expect", b"traceparent"
 _UNREAD = ("any", "bool", "f16", "str", "bytes")  # inputs that the core does not read from JSON
 _INFER = "/v2/models/{}/infer"
 _INFER_VERSION = "/v2/models/{}/versions/{}/infer"
+_AGAIN_S = 0.02
 _MODELS_MAX = 1000  # versions that have routes of their own; the others are Python's
 
 
@@ -250,7 +251,14 @@ class Hot:
             exchange.answer(subject.respond(ending))
         except Exception as error:
             exchange.fail(error)
-        self.door.answer(ending.worker, ending.ticket, exchange.data or b"", exchange.close)
+        self._give(ending, exchange.data or b"", exchange.close)
+
+    def _give(self, ending: Ending, response: bytes, close: bool) -> None:
+        """To the door; when it has no memory to take it, again in a moment."""
+        try:
+            self.door.answer(ending.worker, ending.ticket, response, close)
+        except MemoryError:
+            self._loop.call_later(_AGAIN_S, self._give, ending, response, close)
 
     # -- the end
 
