@@ -79,6 +79,7 @@ def _outcome(report: pytest.CollectReport | pytest.TestReport) -> dict[str, str]
 
 def main(results: str, stacks: str, *arguments: str) -> int:
     with Path(results).open("w") as lines, Path(stacks).open("w") as threads:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have been started with it ignored
         faulthandler.register(signal.SIGUSR2, file=threads, all_threads=True)
         return int(pytest.main([*arguments], plugins=[Recorder(lines)]))
 

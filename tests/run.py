@@ -398,7 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rooms:
         print("no tests found\n0 passed, 0 failed, 0 skipped")
         return 1
-    signal.signal(signal.SIGTERM, interrupt)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in what a shell starts in the background
+        signal.signal(signum, interrupt)
     interrupted, begun = False, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="clipper-tests-") as scratch:
         runner = Runner(rooms, options, settings, Path(scratch))

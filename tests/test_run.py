@@ -132,7 +132,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, signum: int) -> None:
     children = descendants(process.pid)
     assert len(children) == 2
     process.send_signal(signum)
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert re.fullmatch(r"0 passed, [12] failed, 0 skipped", output.splitlines()[-1])
     wait_until(lambda: not any(is_running(child) for child in children))
