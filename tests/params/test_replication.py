@@ -411,3 +411,37 @@ def test_shard_with_a_replica_comes_back_while_the_disk_is_full(shards: Shards, 
         assert shards.servers[0].shard.door.epoch == epoch + life
         assert (shards.root / "shard-0" / "epoch").read_text() == str(epoch + life)
         until(lambda: not client.call(0, "stats")["exposed"])
+
+
+def test_follower_that_a_shard_recovered_from_keeps_its_copy(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = shards.up(2, replicas=1).client()
+    client.create(PLAIN)
+    client.push("plain", range(0, 100, 2), -ones((50, 2)))
+    until(lambda: not client.call(0, "stats")["exposed"])
+    walked: list[int] = []
+    ask = Follower._ask
+
+    def counting(follower: Follower, name: str, **fields: Any) -> Any:
+        if name == "walk":
+            walked.append(follower.of)
+        return ask(follower, name, **fields)
+
+    monkeypatch.setattr(Follower, "_ask", counting)
+    for life in range(3):
+        shards.lose(0)
+        shards.begin(0)
+        client.push("plain", [life, 200 + 2 * life], -ones((2, 2)))
+        until(lambda: not client.call(0, "stats")["exposed"])
+        (copy,) = client.call(1, "stats")["replicas"]
+        assert (copy["whole"], copy["epoch"]) == (True, shards.servers[0].shard.door.epoch)
+        assert 0 not in walked, "the copy of shard 0 in shard 1 was there"
+    before = client.pull("plain", range(300))
+    shards.lose(0)
+    shards.begin(0)
+    assert (client.pull("plain", range(300)) == before).all()
+    shards.lose(1)
+    shards.begin(1)
+    until(lambda: 0 in walked and not client.call(0, "stats")["exposed"])  # shard 1 has nothing: it copies all
+    shards.lose(0)
+    shards.begin(0)
+    assert (client.pull("plain", range(300)) == before).all()

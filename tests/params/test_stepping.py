@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clipper.errors import ClipperError, DoesNotFit, InvalidInput
-from clipper.params import Client, TableSpec
+from clipper.errors import ClipperError, DoesNotFit, InvalidInput, Overloaded
+from clipper.params import Client, TableSpec, stepping
 from tests.params.conftest import Shards, full, ones, zeros
 from tests.params.test_replication import until
 
@@ -130,3 +130,25 @@ def test_a_step_does_not_wait_for_the_dead_for_ever(shards: Shards) -> None:
     assert client.push_gradients({"w0": -ones(1), "w1": -ones(1), "w2": -ones(1)})["accepted"]
     until(lambda: client.pull_variables()[0] == [4, 4])
     assert variables(client)[:3] == [1, 1, 1]
+
+
+def test_gradients_for_steps_that_are_never_made_are_bounded(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "GATHERED_MAX", 3)
+    client = begun(shards, 2, 1)
+
+    def push(sequence: int) -> None:
+        client.call(1, "push_gradients", worker=5, sequence=sequence, step=10**6 + sequence, rows={}, variables={})
+
+    for sequence in range(1, 6):
+        push(sequence)
+    with pytest.raises(Overloaded, match="5 gradients wait"):
+        push(6)
+    assert len(shards.servers[1].shard.parameters.gathered) == 5
+
+
+@pytest.mark.parametrize("version", [2**63, -1, "new"])
+def test_model_of_an_impossible_version_initializes_nothing(shards: Shards, version: Any) -> None:
+    client = shards.up(1).client()
+    with pytest.raises(InvalidInput, match="version"):
+        client.call(0, "push_model", variables={"w": zeros(1)}, version=version)
+    assert not client.call(0, "stats")["initialized"]

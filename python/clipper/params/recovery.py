@@ -19,7 +19,7 @@ from clipper.errors import AlreadyExists, ClipperError, StoreError
 from clipper.params.line import Line
 from clipper.params.parameters import Parameters, Piece
 from clipper.params.partition import shard_of_name
-from clipper.params.replication import asked
+from clipper.params.replication import Origin, asked
 
 log = logging.getLogger("clipper.params")
 PAUSE_S = 0.02
@@ -58,7 +58,7 @@ class StateMark:
 
 
 class Recovered(NamedTuple):
-    """source: in words, for the log.  is_new: nothing was found of an earlier life."""
+    """source: in words, for the log.  is_new: nothing was found of an earlier life.  origin: the copy that it is equal to."""
 
     parameters: Parameters
     version: int
@@ -66,17 +66,19 @@ class Recovered(NamedTuple):
     epoch: int
     source: str
     is_new: bool = False
+    origin: Origin | None = None
 
 
 class Source(NamedTuple):
     """Something to recover from. read: its pieces, `seen` and `version` among them; raises OSError or ClipperError.
-    others: it is of shards of another set, and only some of it is ours."""
+    others: it is of shards of another set, and only some of it is ours.  copy_in: the shard whose replica it is; -1: none."""
 
     epoch: int
     version: int
     name: str
     read: Callable[[], Iterable[Piece]]
     others: bool
+    copy_in: int = -1
 
 
 class Epochs:
@@ -226,7 +228,7 @@ def _claimed(shard: int, epoch: int, found: list[tuple[Line, Piece]]) -> list[So
             raise StoreError(f"shard {shard} lives already, by epoch {said['known']}.", hint="End that process, or wait.")
         if said["whole"]:
             name = f"its replica in shard {line.number}"
-            sources.append(Source(said["epoch"], said["version"], name, _walk(shard, line, said), False))
+            sources.append(Source(said["epoch"], said["version"], name, _walk(shard, line, said), False, line.number))
     return sources
 
 
@@ -252,7 +254,8 @@ def _read(source: Source, epoch: int, shard: int, shards: int) -> Recovered:
             parameters.take(piece)
             seen.update(piece.get("seen", {}))
         version = max(version, int(piece.get("version", 0)))
-    return Recovered(parameters, version, seen, epoch, source.name)
+    origin = Origin(source.copy_in, source.epoch, source.version) if source.copy_in >= 0 else None
+    return Recovered(parameters, version, seen, epoch, source.name, origin=origin)
 
 
 def united(one: bytes, other: bytes | None) -> bytes:

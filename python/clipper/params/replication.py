@@ -11,7 +11,8 @@ agrees with the pushes that it says it has seen; where too much has changed for 
 copy agrees after the next reply.
 
 Pushes do not wait for a follower that walks through much: it catches up beside them, and they wait for it again from the reply on
-that makes its copy whole. Until then the shard is exposed, and says so.
+that makes its copy whole. Until then the shard is exposed, and says so. The follower from whose copy a relaunched shard has
+recovered keeps it: it is told what has changed since.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,14 @@ WAIT_S = 0.5  # of a long poll
 SILENT_S = 3.0  # of a follower that is not whole: then pushes wait for it, until it is heard or given up
 REPLICAS_MAX = 7
 ANEW = {"anew": True}
+
+
+class Origin(NamedTuple):
+    """The replica that a shard has recovered from: in which shard, of which epoch and version."""
+
+    shard: int
+    epoch: int
+    version: int
 
 
 @contextlib.contextmanager
@@ -85,6 +94,26 @@ class Following:
         self._rest: Piece = {}
         self._whole = self._confirmed = False
         self._rounds = 0
+        self._origin: Origin | None = None
+
+    def start(self, now: float, origin: Origin | None) -> None:
+        """Before the first change: pushes wait for it from now on, wherever it is. origin: the replica that all is from."""
+        self.heard_s = now
+        self._origin = origin if origin is not None and origin.shard == self.shard else None
+        if self.waited or self._origin is not None:
+            self._door.follow(self.slot, waited=self.waited)
+
+    def keep(self, said: Piece) -> Piece | None:
+        """What to tell it if its copy is the one that this shard has recovered from: it keeps that, and all changes since are
+        still to be told. None: it is another, or it does not know of this."""
+        origin, self._origin = self._origin, None
+        if origin is None or not said.get("keeps") or self.on:
+            return None
+        if (said.get("epoch"), said.get("version")) != (origin.epoch, origin.version):
+            return None
+        self.on, self.serial, self._last, self._backlog = True, self.serial + 1, None, []
+        self.acknowledged, self.position, self._whole, self._confirmed, self._rounds = 0, 0, True, False, 0
+        return {"keep": True, "serial": self.serial}
 
     def begin(self) -> Piece:
         """It has nothing: what is known without rows, and from here on all changes. While it walks through more than is read at
@@ -99,6 +128,7 @@ class Following:
             return {**ANEW, **self._parameters.shape(), "serial": self.serial, "seen": seen, "version": self._door.version}
 
     def leave(self) -> None:
+        self._origin = None
         if self.is_whole:
             self.lacking_s = time.monotonic()
         self.on, self.left, self.asked, self._last = False, True, None, None
@@ -195,12 +225,11 @@ class Followers:
         self._shard, self._shards, self._answer, self._door = shard, shards, answer, door
         self.each = [Following(k, (shard + 1 + k) % shards, waited, door, parameters) for k in range(min(replicas, shards - 1))]
 
-    def expect(self, now: float) -> None:
-        """Before the first push: those that are waited for are waited for from now on, wherever they are."""
+    def expect(self, now: float, origin: Origin | None = None) -> None:
+        """Before the first push: those that are waited for are waited for from now on, wherever they are. origin: the replica
+        that all is from."""
         for one in self.each:
-            one.heard_s = now
-            if one.waited:
-                self._door.follow(one.slot, waited=True)
+            one.start(now, origin)
 
     def of(self, shard: int) -> Following | None:
         return next((one for one in self.each if one.shard == shard), None)
@@ -217,7 +246,7 @@ class Followers:
             self._answer(one.asked[0], packed({"serial": one.serial, "quiet": True}))
         one.life, one.heard_s, one.asked = life, now, None
         if int(said.get("epoch", 0)) != self._door.epoch:
-            return packed(one.begin())
+            return packed(one.keep(said) or one.begin())
         try:
             again = one.hear(int(said.get("serial", -1)))
         except LookupError:
@@ -373,11 +402,16 @@ class Follower:
         wait_s = 0.0 if self._period_s else WAIT_S
         epoch = current.epoch if current else 0
         said: Piece = {"mine": self._mine, "epoch": epoch, "known": max(epoch, self.epoch_min), "serial": self._serial}
+        if current is not None and current is self._whole:
+            said |= {"keeps": True, "version": current.version}
         head, piece = self._ask("synchronize", shard=self.shard, wait_s=wait_s, **said)
         if piece.get("quiet"):
             return False
         if piece.get("anew"):
             self._begin(head, piece)
+            return True
+        if piece.get("keep") and current is not None and current is self._whole:
+            self._keep(current, head.epoch, int(piece["serial"]))
             return True
         if current is None:
             raise ShardAway(f"{self._line.name} speaks of changes to what is not here.")
@@ -401,6 +435,13 @@ class Follower:
             cursor = part["next"]
         if cursor is None:
             self._serial = int(piece["serial"])
+
+    def _keep(self, replica: Replica, epoch: int, serial: int) -> None:
+        """The primary lives anew, and began with what this copy has."""
+        with self._lock:
+            if epoch < self.epoch_min or epoch <= replica.epoch:
+                raise ShardAway(f"shard {self.of} lives anew")
+            replica.epoch, self._serial = epoch, serial
 
     def _apply(self, replica: Replica, epoch: int, piece: Piece) -> None:
         with self._lock:  # so that a fence falls before or after it

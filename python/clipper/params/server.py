@@ -140,7 +140,7 @@ class ShardServer:
         self._adopts(found, seconds)
 
     def _adopts(self, found: Recovered, seconds: float) -> None:
-        self.shard.adopt(found.parameters, found.version, found.seen, found.epoch)
+        self.shard.adopt(found.parameters, found.version, found.seen, found.epoch, found.origin)
         self.recovered = found.source
         self.shard.recovery = (seconds, found.source)
         rows = found.parameters.rows

@@ -29,7 +29,7 @@ from clipper.params.parameters import DENSE, Parameters, Piece
 from clipper.params.places import Book
 from clipper.params.pulse import Pulse
 from clipper.params.recovery import StateMark
-from clipper.params.replication import Follower, Followers, asked, still
+from clipper.params.replication import Follower, Followers, Origin, asked, still
 from clipper.params.stepping import Stepping
 from clipper.params.tables import TableSpec
 from clipper.params.training import Pushed, Training, whole
@@ -39,6 +39,7 @@ from clipper_core.shard_door import ShardDoor
 log = logging.getLogger("clipper.params")
 PROTOCOL = 1
 TICK_S = 0.25
+VERSION_MAX = 1 << 62  # that a worker may begin with: versions after it still fit
 EXPIRE_S = 5.0  # between two looks for rows that nobody has used
 Whom = tuple[int, int, int]
 
@@ -144,8 +145,10 @@ class Shard:
 
     # -- life
 
-    def adopt(self, parameters: Parameters, version: int, seen: dict[int, bytes], epoch: int) -> None:
-        """What it recovered; it serves from now on. Threads: the answering one."""
+    def adopt(
+        self, parameters: Parameters, version: int, seen: dict[int, bytes], epoch: int, origin: Origin | None = None
+    ) -> None:
+        """What it recovered; it serves from now on. origin: the replica that it read. Threads: the answering one."""
         parameters.serve()
         self.parameters = parameters
         self.training = self._training(parameters)
@@ -155,7 +158,7 @@ class Shard:
             self.door.saw(worker, window)
         self.door.version, self.door.epoch = version, epoch
         self.followers = self._followers()
-        self.followers.expect(time.monotonic())
+        self.followers.expect(time.monotonic(), origin)
         if parameters.specs or parameters.dense.initialized:
             self.mark.set()
         self._second()
@@ -350,9 +353,11 @@ class Shard:
         settings = said.get("optimizer_settings") or {}
         if not isinstance(settings, dict) or not isinstance(said.get("variables"), dict):
             raise InvalidInput("push_model: variables and optimizer_settings are maps.")
-        dense = self.parameters.dense
+        dense, given = self.parameters.dense, whole(said, "version")
+        if given > VERSION_MAX:
+            raise InvalidInput(f"push_model: version {given}; at most {VERSION_MAX}.")
         with still(self.door):
-            version = max(1, self.door.version, int(said.get("version", 0)))
+            version = max(1, self.door.version, given)
             first = dense.initialize(said["variables"], str(said.get("optimizer") or "sgd"), settings, version)
             if first:
                 self.door.version = version

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from clipper.errors import DoesNotFit, StalePush
+from clipper.errors import DoesNotFit, Overloaded, StalePush
 from clipper.params.frames import Refusal
 from clipper.params.parameters import DENSE, Piece
 from clipper.params.replication import still
 from clipper.params.training import OLD, SEEN, Gradients, Pushed, Training
 
 NOTHING: Any = []
+GATHERED_MAX = 4096  # pushes that are taken and not applied yet, beside those of the steps that are gathered
 
 
 class Stepping(Training):
@@ -57,6 +58,9 @@ class Stepping(Training):
             step = version
         if not isinstance(step, int):
             raise DoesNotFit("these shards make steps of several workers' gradients.", hint="Use client.push_gradients.")
+        if len(self.parameters.gathered) >= GATHERED_MAX + 2 * self._waits_for:
+            hint = "Do all workers push to all shards?"
+            raise Overloaded(f"{len(self.parameters.gathered)} gradients wait for steps that are not made.", hint=hint)
         with still(self.door):
             self.parameters.gathered.append(_part(gradients, step))
             position = self.door.note(DENSE, NOTHING, gradients.worker, gradients.sequence)
