@@ -27,6 +27,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("decider", "row_index", "shard_counts"),
     ("column", "linear", "lesson", "row_arena"),
     ("delivery", "clock_cache", "codec", "json_value", "embedding_rows"),
+    ("recent_answers",),
     ("hearing", "embedding", "http_infer", "shard_line"),
     ("task", "correction", "output", "shard_connections"),
     ("piece", "batch_log", "shard_door"),

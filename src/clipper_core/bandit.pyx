@@ -6,7 +6,8 @@ so no observation can leave a row that is not finite.
 
 Sources: Exp3 in the paper's form, section 5.1, with a floor on the probabilities; Exp4, section 5.2, as Hedge with a fixed share
 (Herbster and Warmuth 1998), never divided by the weight; inverse gap weighting, Foster and Rakhlin 2020; Tsallis-INF with the
-reduced variance estimator, Zimmert and Seldin 2019; KL-UCB, Garivier and Cappe 2011.
+reduced variance estimator, Zimmert and Seldin 2019; KL-UCB, Garivier and Cappe 2011, with the discount of Garivier and Moulines
+2008.
 """
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN, cos, exp, fabs, isfinite, log, sqrt
@@ -25,6 +26,7 @@ cdef enum:
 
 cdef double LOG_MIN = -700.0        # exp() of less is 0
 cdef double WEIGHT_MAX = 20.0       # of a stacked vote
+cdef double SHAPE_MAX = 1e15        # of a Beta's counts
 cdef double TWO_PI = 6.283185307179586
 
 
@@ -88,8 +90,8 @@ cdef double _random(u64* state) noexcept nogil:
 
 
 cdef double _gamma(double shape, u64* state) noexcept nogil:
-    """Marsaglia and Tsang 2000; shape is at least 1 here."""
-    cdef double d = shape - 1.0 / 3.0
+    """Marsaglia and Tsang 2000; shape is at least 1 here. A shape that is not finite counts as 1: nothing would ever be drawn."""
+    cdef double d = (shape if 1.0 <= shape <= SHAPE_MAX else 1.0) - 1.0 / 3.0
     cdef double c = 1.0 / sqrt(9.0 * d)
     cdef double x, v
     while True:
@@ -147,10 +149,15 @@ cdef double _kl(double p, double q) noexcept nogil:
     return d
 
 
-cdef u32 _choose_optimist(const double* rows, u32 k, double seen, double* p) noexcept nogil:
-    cdef double budget = log(max(seen, 2.0))
-    cdef double mean, low, high, middle, top = -1.0
+cdef u32 _choose_optimist(const RuleState* rule, const double* rows, u32 k, double seen, double* p) noexcept nogil:
+    """With a discount, time is what is remembered of it: the sum of the counts (Garivier and Moulines 2008)."""
+    cdef double budget, mean, low, high, middle, top = -1.0
     cdef u32 i, best = 0, _j
+    if rule.discount < 1.0:
+        seen = 0.0
+        for i in range(k):
+            seen += rows[i * 2 + 1]
+    budget = log(max(seen, 2.0))
     for i in range(k):
         p[i] = 0.0
         if rows[i * 2 + 1] < 1.0:
@@ -207,7 +214,7 @@ cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double se
     if rule.kind == THOMPSON:
         return _choose_sampled(rows, k, uniform, p)
     if rule.kind == KL_UCB:
-        return _choose_optimist(rows, k, seen, p)
+        return _choose_optimist(rule, rows, k, seen, p)
     if rule.kind == TSALLIS:
         _tsallis(rows, k, _tsallis_eta(rule, seen), p)
     else:
@@ -217,9 +224,19 @@ cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double se
 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
+cdef void _share(const RuleState* rule, double* rows, u32 k) noexcept nogil:
+    """A fixed share of the weight goes round to everybody, so that no lead grows without end."""
+    cdef double[MODELS_MAX] p
+    cdef u32 i
+    if rule.share > 0:
+        _softmax(rows, k, rule.share / k, p)
+        for i in range(k):
+            rows[i] = log(p[i])
+    _settle(rows, k)
+
+
 cdef void _learn_hedge(const RuleState* rule, double* rows, u32 k, const double* losses, double weight) noexcept nogil:
     """A loss that is not known counts as the mean of those that are: it moves nobody."""
-    cdef double[MODELS_MAX] p
     cdef double known = 0.0
     cdef u32 i, n = 0
     for i in range(k):
@@ -231,11 +248,7 @@ cdef void _learn_hedge(const RuleState* rule, double* rows, u32 k, const double*
     known /= n
     for i in range(k):
         rows[i] -= rule.eta * weight * (_clip(losses[i], 0.0, 1.0) if isfinite(losses[i]) else known)
-    if rule.share > 0:
-        _softmax(rows, k, rule.share / k, p)
-        for i in range(k):
-            rows[i] = log(p[i])
-    _settle(rows, k)
+    _share(rule, rows, k)
 
 
 cdef void _learn_mean(double* row, double rate, double loss, double weight) noexcept nogil:
@@ -301,7 +314,7 @@ cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, co
         _learn_counts(rule, rows, k, losses, weight, 1.0 if rule.kind == THOMPSON else 0.0)
     elif rule.kind == EXP3 and isfinite(lost) and p > 0:
         rows[chosen] -= rule.eta * weight * _clip(lost, 0.0, 1.0) / max(p, rule.floor)
-        _settle(rows, k)
+        _share(rule, rows, k)
     elif rule.kind == TSALLIS and isfinite(lost) and p > 0:
         _learn_tsallis(rule, rows, k, seen, _clip(lost, 0.0, 1.0), chosen, max(p, rule.floor), weight)
     elif rule.kind == SQUARECB:
@@ -312,6 +325,8 @@ cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, co
                 _learn_mean(rows + i * 2, rule.discount, _clip(losses[i], 0.0, 1.0), weight)
     elif rule.kind == KL_UCB:
         for i in range(k):
+            rows[i * 2] *= rule.discount
+            rows[i * 2 + 1] *= rule.discount
             if isfinite(losses[i]):
                 rows[i * 2] += weight * _clip(losses[i], 0.0, 1.0)
                 rows[i * 2 + 1] += weight
@@ -347,7 +362,7 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
     cdef double[MODELS_MAX] score
     cdef u32 i, j
     cdef u32 voted = 0
-    cdef double total, p
+    cdef double total, p, high = 0.0
     for i in range(k):
         score[i] = 0.0
         for j in range(k):
@@ -358,17 +373,20 @@ cdef void stack_learn(const RuleState* rule, double* rows, u32 k, const u32* vot
                 break
         else:
             voted += votes[i] != 0
-    total = max(classes - voted, 0.0)
+    for i in range(k):                      # exp() of a difference to the largest never overflows
+        if votes[i]:
+            high = max(high, score[i])
+    total = max(classes - voted, 0.0) * exp(-high)
     for i in range(k):                      # each label once: by its first voter
         for j in range(i):
             if votes[j] == votes[i]:
                 break
         else:
             if votes[i]:
-                total += exp(score[i])
+                total += exp(score[i] - high)
     for i in range(k):
         if votes[i]:
-            p = exp(score[i]) / total
+            p = exp(score[i] - high) / total
             rows[i] = _clip(rows[i] - rule.eta * weight * (p - (votes[i] == label)), 0.0, WEIGHT_MAX)
 
 
@@ -383,9 +401,9 @@ cdef cnp.ndarray doubles_copied(cnp.ndarray array):
 cdef class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out, nothing is changed in place.
 
-    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB), least step (TSALLIS).  share: fixed share (HEDGE),
-    share of chance (GREEDY), drift back to the long memory (SQUARECB).  floor: least probability; rate of the memory (SQUARECB).
-    discount: of what was known, an observation (THOMPSON, LOGODDS, TSALLIS); rate of the average (GREEDY, SQUARECB).
+    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB), least step (TSALLIS).  share: fixed share (HEDGE,
+    EXP3), share of chance (GREEDY), drift back to the long memory (SQUARECB).  floor: least probability; rate of the memory (SQUARECB).
+    discount: of what was known, an observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB); rate of the average (GREEDY, SQUARECB).
     """
 
     def __cinit__(self, u32 kind, *, double eta=0.0, double share=0.0, double floor=0.0, double discount=1.0):

@@ -16,6 +16,7 @@ from clipper_core.machine cimport atomic, u8, u32, u64
 from clipper_core.model cimport Model
 from clipper_core.prediction cimport Value
 from clipper_core.model_state cimport ModelState
+from clipper_core.recent_answers cimport RecentState
 from clipper_core.scheduler cimport EngineState
 
 cdef enum Form:                 # of a request and its answer
@@ -49,6 +50,8 @@ cdef cppclass RouteState:
     Histogram* took
     atomic[u64]* ok             # of HTTP
     Histogram* requests
+    RecentState* recent         # where answers are kept for feedback; NULL: nowhere
+    u32 owner                   # there
     void* object                # the HotRoute
 
 cdef cppclass Query:

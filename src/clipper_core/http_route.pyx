@@ -17,6 +17,7 @@ from clipper_core.json_value cimport json_f64, json_value, value_belief
 from clipper_core.lane cimport taker_enters, taker_leaves
 from clipper_core.machine cimport acquire, aligned_new, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_drop
+from clipper_core.recent_answers cimport RecentAnswers, recent_add
 from clipper_core.row_hash cimport Key
 from clipper_core.status cimport CANCELLED, CLOSED, NO_MEMORY, OK, PENDING, Status, raise_for
 from clipper_core.submit cimport lane_prepare, row_refused, row_submit
@@ -275,6 +276,8 @@ cdef bint query_answer(Query* q, const Value* value, u32 latency_us, const char*
         out.put_text("\r\nconnection: close")
     out.put_text("\r\n\r\n")
     out.put(body.at(), body.size())
+    if q.route.recent != NULL:
+        recent_add(q.route.recent, q.number, q.route.owner, value, monotonic_us())
     _count(q, latency_us)
     return True
 
@@ -311,16 +314,17 @@ cdef class HotRoute:
     them, in JSON; of `infer`, what stands before the request's id.
     counts: those of serving/tally: asked, answered, decided, used, wins; took: its durations, microseconds.  ok, requests: of
     HTTP: responses with 200, and their durations.  subject: handed back with a query that ends in Python.
+    recent: keeps the answers for feedback, as those of `owner`; None: nobody does.
     ValueError for a model whose rows are not read here.
     """
 
     def __init__(self, Model model, str form, str node, bytes models, u64 slo_us, double confidence_min, counts,
-                 LatencyHistogram took, Counter ok, LatencyHistogram requests, subject):
+                 LatencyHistogram took, Counter ok, LatencyHistogram requests, subject, RecentAnswers recent=None, u32 owner=0):
         cdef RouteState* r = new RouteState()
         self.state = r
         asked, answered, decided, used, wins = counts
         self.model, self.subject = model, subject
-        self.counters = (asked, answered, decided, used, wins, took, ok, requests)
+        self.counters = (asked, answered, decided, used, wins, took, ok, requests, recent)
         r.form = <u8> ("predict", "old_predict", "infer").index(form)
         self._set_rows()
         r.engine, r.model, r.slo_us, r.confidence_min = model.engine.state, model.state, slo_us, confidence_min
@@ -329,6 +333,9 @@ cdef class HotRoute:
         r.asked, r.answered, r.decided = &(<Counter> asked).n, &(<Counter> answered).n, &(<Counter> decided).n
         r.used, r.wins, r.ok = &(<Counter> used).n, &(<Counter> wins).n, &ok.n
         r.took, r.requests = took.h, requests.h
+        r.owner = owner
+        if recent is not None:
+            r.recent = recent.state
         r.object = <void*> self
         lane_prepare(r.engine, r.model, slo_us)
 

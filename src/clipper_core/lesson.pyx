@@ -102,13 +102,16 @@ cdef u32 _tally(const Pupil* pupil, const Told* told, const double* w, double* b
 cdef double _softmax(const Pupil* pupil, const double* behind, u32 labels, u32 winner) noexcept nogil:
     """Of the scores, labels without a vote included."""
     cdef u32 i
-    cdef double total = 0.0, others = 0.0
+    cdef double total = 0.0, others = 0.0, high = 0.0
     for i in range(pupil.k):
         total += pupil.rows[i]
     for i in range(pupil.k):
         if behind[i] >= 0:
-            others += exp(behind[i] * total)
-    return exp(behind[winner] * total) / (others + max(CLASSES[popcount(pupil.labels)] - labels, 0.0))
+            high = max(high, behind[i] * total)
+    for i in range(pupil.k):
+        if behind[i] >= 0:
+            others += exp(behind[i] * total - high)
+    return exp(behind[winner] * total - high) / (others + max(CLASSES[popcount(pupil.labels)] - labels, 0.0) * exp(-high))
 
 
 cdef double lesson_raw(const Pupil* pupil, const Told* told, u32* winner) noexcept nogil:
@@ -281,6 +284,8 @@ cdef class Lesson:
         rows = self.rule.copied(rows)
         sure = doubles_copied(self._bins(sure))
         pupil = self._pupil(rows, sure, seen, labels)
+        if not _is_finite(rows) or not _is_finite(sure):    # `policy.observe` mends it
+            return None
         if not lesson_learn(&pupil, &told):
             return False
         return self.make(models, rows, pupil.seen, pupil.labels, sure, rest)
@@ -362,6 +367,16 @@ cdef bint _read_one(object prediction, object label, object kind, list said, i64
         confidence[0] = own
         if confidence[0] != confidence[0]:
             confidence[0] = 0.0
+    return True
+
+
+cdef bint _is_finite(cnp.ndarray array):
+    """Of a contiguous array of doubles."""
+    cdef const double* at = <double*> cnp.PyArray_DATA(array)
+    cdef cnp.npy_intp i
+    for i in range(cnp.PyArray_SIZE(array)):
+        if not isfinite(at[i]):
+            return False
     return True
 
 

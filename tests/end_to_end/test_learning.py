@@ -201,9 +201,45 @@ def test_what_feedback_is_refused(models, app):
     with pytest.raises(InvalidInput, match="2 predictions and 1 labels"):
         handle.feedback_many([answer, answer], [1])
     assert handle.feedback(answer, label=3), "what was refused is not counted"
-    plain = app(*models, slo_ms=5000)
-    with pytest.raises(InvalidInput, match=r"'ensemble' of application .* learns nothing"):
-        plain.feedback(plain.predict(ROW).result(10), label=1)
+
+
+@pytest.mark.parametrize("policy", ["ensemble", "single", "ab", "static", "stacking", "exp3"])
+def test_feedback_counts_under_every_policy(models, app, server, policy):
+    handle = app(*models, policy=policy, slo_ms=5000)
+    answers = [handle.predict(ROW + i, user="ann").result(10) for i in range(4)]
+    records = server._learning.journal.last
+    assert handle.feedback(answers[0], label=3)
+    assert not handle.feedback(answers[0], label=3), "it was told already"
+    assert handle.feedback(input=ROW, label=3)
+    assert handle.feedback_many(answers, [3, 4, 5, 6]).counted == 3
+    array = handle.predict_many(np.array([ROW, ROW])).result(10)
+    assert handle.feedback_many(array, np.array([3, 3])).counted == 2
+    assert server._learning.journal.last > records
+    told = server.stats()["applications"][handle.name]
+    assert told["answers"]["feedback"]["n"] == 7
+    accuracy = {name: row["feedback"] for name, row in told["models"].items() if row["feedback"]["n"]}
+    assert accuracy
+    assert all(row["mean"] == float(name == models[2].name) for name, row in accuracy.items())
+
+
+def test_a_default_answer_that_was_right_does_not_praise_who_said_otherwise(models, app):
+    """The models say 4, 8 and 3, none of them surely enough; the default, 3, is what was returned."""
+    handle = app(*models, policy="stacking", slo_ms=5000, confidence_min=0.99, default=3)
+    exp = app(*models, policy="exp4", slo_ms=5000, confidence_min=0.99, default=3)
+    for each in (handle, exp):
+        answer = each.predict(ROW).result(10)
+        assert (answer.output, answer.is_default) == (3, True)
+        assert each.feedback(answer, correct=True)
+    shares = exp.shares()
+    assert shares[models[2].name] == max(shares.values())
+    assert len({round(share, 9) for share in shares.values()}) == 2, "both that were wrong lose alike"
+
+
+def test_a_score_of_a_default_that_is_nothing_teaches_nobody(models, app):
+    handle = app(*models, policy="exp4", slo_ms=5000, confidence_min=0.99)
+    before = handle.shares()
+    assert handle.feedback(handle.predict(ROW).result(10), correct=True)
+    assert handle.shares() == before
 
 
 TEACHER = """

@@ -85,6 +85,15 @@ def test_feedback_of_every_kind_reaches_the_container_once(server, recorder, app
     assert (row["replicas"][0]["taught"], row["replicas"][0]["learned"], row["untaught"]) == (5, 5, 0)
 
 
+def test_a_model_is_told_of_feedback_under_the_default_policy(recorder, app):
+    handle = app(recorder, slo_ms=30_000)
+    answer = handle.predict(ROW).result(30)
+    assert handle.feedback(answer, label="7")
+    assert handle.feedback(input=ROW + 1, label="8")
+    wait_until(lambda: len(taught(recorder)) == 2)
+    assert taught(recorder) == [[[3.0, 4.0], "7", "0"], [[4.0, 5.0], "8", "0"]]
+
+
 def test_an_input_that_changes_after_the_query_is_told_as_it_was(recorder, app):
     handle = app(recorder, policy="stacking", slo_ms=30_000)
     x = ROW.copy()

@@ -52,8 +52,7 @@ def test_an_application_has_paths_with_schemas_of_its_own(server: clipper.Clippe
     assert about["requestBody"]["content"]["application/json"]["example"] == {"input": [0.5, 0.5, 0.5]}
     row = document["components"]["schemas"]["Input.total"]
     assert (row["minItems"], row["maxItems"], row["items"]["type"]) == (3, 3, "number")
-    assert "/api/total/feedback" not in document["paths"], "it learns nothing"
-    assert "/api/learns/feedback" in document["paths"]
+    assert {"/api/total/feedback", "/api/learns/feedback"} <= document["paths"].keys()
     server.app("later", models=["sum"])
     try:
         assert "/api/later/predict" in query("GET", "/openapi.json").json["paths"]

@@ -197,11 +197,24 @@ def test_feedback_about_many(query: Ask) -> None:
         ("learns", {"label": 1}, 400, "names a prediction"),
         ("learns", {"id": "x"}, 400, "one of label, correct and score"),
         ("learns", {"id": "x", "label": 1, "wight": 2}, 400, "did you mean 'weight'?"),
-        ("total", {"id": "x", "label": 1}, 409, "learns nothing"),
+        ("total", {"id": "no-1", "label": 1}, 404, "no-1"),
     ],
 )
 def test_feedback_that_cannot_count(query: Ask, app: str, body: Any, status: int, part: str) -> None:
     assert part in is_problem(query("POST", f"/api/{app}/feedback", body), status)["error"]
+
+
+@pytest.mark.parametrize("form", ["compiled", "python"])
+def test_feedback_on_a_default_application_counts_once(server: clipper.ClipperServer, query: Ask, form: str) -> None:
+    """The plain request is answered by the compiled listener, the one with a user by Python; both wait for feedback."""
+    before = server.stats()["applications"]["total"]["answers"]["feedback"]["n"]
+    body = {"input": [1.5, 2, 3], **({"user": "ann"} if form == "python" else {})}
+    answer = query("POST", "/api/total/predict", body).json
+    told = {"id": answer["id"], "label": 6.5}
+    assert query("POST", "/api/total/feedback", told).json == {"counted": True}
+    assert query("POST", "/api/total/feedback", told).json == {"counted": False}
+    assert "one of application" in is_problem(query("POST", "/api/learns/feedback", told), 404)["error"]
+    assert server.stats()["applications"]["total"]["answers"]["feedback"] == {"n": before + 1, "mean": 1.0}
 
 
 # -- the original's clients
@@ -215,8 +228,9 @@ def test_clients_of_the_original_clipper(query: Ask) -> None:
     assert [one["output"] for one in many] == [6, 9]
     assert query("POST", "/total/predict", {"input": [1, 2, 3], "version": "1"}).json["output"] == 6
     assert "sum:2" in is_problem(query("POST", "/total/predict", {"input": [1, 2, 3], "version": "2"}), 404)["error"]
-    told = query("POST", "/learns/update", {"uid": 3, "input": [1, 2, 3], "label": 6.0})
-    assert (told.status, told.body) == (200, b"Feedback received? 1")
+    for application in ("learns", "total"):
+        told = query("POST", f"/{application}/update", {"uid": 3, "input": [1, 2, 3], "label": 6.0})
+        assert (told.status, told.body) == (200, b"Feedback received? 1")
     is_problem(query("POST", "/learns/update", {"uid": 3, "input": [1, 2, 3]}), 400)
 
 

@@ -1,9 +1,10 @@
 """The door: plain queries are answered by threads that never take the GIL (clipper_core.http_door), all else by Python.
 
 What is plain: `POST /api/APP/predict` (and the original's `POST /APP/predict`) with the body `{"input": [...]}` and nothing
-beside, or an infer request of one row, as JSON or binary; in the plainest of HTTP, of an application with one model, a policy
-that learns nothing, no decider, no roles, numbers for input, and predictions that no tables are read for. Its table is made anew
-at every change of the catalog, before whoever made the change hears that it is made. The answers are the same to the byte, and
+beside, or an infer request of one row, as JSON or binary; in the plainest of HTTP, of an application with one model that does
+not learn itself, a policy that does not learn, no decider, no roles, numbers for input, and predictions that no tables are read
+for. What was answered here waits for feedback in a table of the core. The table of routes is made anew at every
+change of the catalog, before whoever made the change hears that it is made. The answers are the same to the byte, and
 so are the counts: the door adds to the very counters of serving/tally and metrics.
 
 Whatever else comes on a connection, the connection comes here with it (frontend/http.py); and back, when it has been plain for a
@@ -33,6 +34,7 @@ from clipper.frontend.routes import Routes
 from clipper.frontend.v2 import InferRequest
 from clipper.frontend.v2_models import Asking, Target
 from clipper.metrics import HttpCounts
+from clipper.selection import Plan
 from clipper.selection.ensemble import Ensemble
 from clipper.selection.fixed import Fixed
 from clipper.serving.application import fits_id
@@ -99,7 +101,7 @@ def is_hot(question: Question) -> bool:
         and question.speculation is None
         and question.cast is None
         and question.rollout is None
-        and question.window is None
+        and not question.teaching.teaches(question.models)
         and question.lineup is not None
         and not question.decoys
         and not question.links
@@ -134,6 +136,7 @@ class Hot:
         ]
         self._table = HotTable({})
         self._untyped: list[Question] = []
+        self._hot: list[Question] = []
         self._guard = threading.Lock()
         self._adopting: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop
@@ -159,7 +162,7 @@ class Hot:
         """The catalog has changed."""
         with self._guard:
             routes: dict[bytes, HotRoute] = {}
-            self._untyped = []
+            self._untyped, self._hot = [], []
             for name in view.applications:
                 question = self._node.question(name)
                 self._add(routes, question, "predict", "/api/{}/predict", name)
@@ -191,11 +194,14 @@ class Hot:
             return
         tally = lineup.tally
         of_model = tally.of(model)
+        self._hot.append(question)
+        window = question.window
+        owner = 0 if window is None else window.owner(question.learner, Plan((model,)), question.node)
         counts = (tally.asked, tally.answered, tally.step("all"), of_model.used, of_model.wins)
         row = self.counts.row("POST", pattern)
         routes[subject.path] = HotRoute(
             core, form, question.node, subject.before, question.slo_us, question.confidence_min, counts, tally.duration, row.ok,
-            row.durations, subject,
+            row.durations, subject, None if window is None else window.direct, owner,
         )  # fmt: skip
 
     def _leads_to(self, path: bytes) -> str:
@@ -217,6 +223,8 @@ class Hot:
         self.door.sweep()
         if any(core.describe_input() != "any" for question in self._untyped for core in question.cores.values()):
             self.rebuild(self._node.catalog.view)  # a model that had no type yet has one: from its first row
+        elif not all(map(is_hot, self._hot)):
+            self.rebuild(self._node.catalog.view)  # a container that learns itself has come
 
     # -- what comes out
 

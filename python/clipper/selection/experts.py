@@ -137,19 +137,25 @@ class Stacking(Experts):
 
     def _raw(self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float], found: Combined) -> float:
         """Softmax of the scores, labels without a vote included."""
-        behind, others = self._softmax(state, votes, weights)
+        behind, others, _ = self._softmax(state, votes, weights)
         return behind[label_key(found.output)] / (sum(behind.values()) + others)
 
     def _softmax(
         self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]
-    ) -> tuple[dict[object, float], float]:
-        """exp(score) by label; how many labels are without a vote: their score is 0."""
+    ) -> tuple[dict[object, float], float, float]:
+        """Return exp(score) by label, the sum for all labels without a vote, and that of one of them, whose score is 0.
+
+        All are divided by the largest, so that none overflows.
+        """
         total = float(state.rows.sum())
-        behind = {key: math.exp(score * total) for key, score in scores(votes, weights).items()}
-        return behind, max(state.classes - len(behind), 0.0)
+        score_of = {key: score * total for key, score in scores(votes, weights).items()}
+        high = max(0.0, *score_of.values())
+        behind = {key: math.exp(score - high) for key, score in score_of.items()}
+        each = math.exp(-high)
+        return behind, max(state.classes - len(behind), 0.0) * each, each
 
     def _chances(self, state: Learned, votes: Votes, weights: Mapping[VersionedModel, float]) -> Chances:
-        behind, others = self._softmax(state, votes, weights)
+        behind, others, each = self._softmax(state, votes, weights)
         total = sum(behind.values()) + others
         outputs = {label_key(vote.output): vote.output for vote in votes.values()}
-        return Chances({key: (outputs[key], share / total) for key, share in behind.items()}, 1.0 / total)
+        return Chances({key: (outputs[key], share / total) for key, share in behind.items()}, each / total)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from clipper.selection import sets
-from clipper.selection.policy import Combined, Observation, Predictions, is_number, losses
+from clipper.selection.policy import Combined, Observation, Predictions, agrees, is_number, losses
 from clipper.selection.sets import FRESH, Chances, Tracked
 from clipper.selection.votes import in_order, label_key
 from clipper.types import InputType, VersionedModel
@@ -148,6 +148,8 @@ class LearningPolicy(ABC):
     # -- learning
 
     def observe(self, state: Learned, observation: Observation) -> Learned:
+        if not (np.isfinite(state.rows).all() and np.isfinite(state.sure).all()):
+            state = self._healed(state)
         told = losses(observation)
         mine = {model: told[model] for model in state.models if model in told}
         weight = observation.weight
@@ -157,6 +159,17 @@ class LearningPolicy(ABC):
         labels = state.labels | label_bit(observation.truth.label) if observation.truth.known else state.labels
         sure, tracked = self._experience(state, observation)
         return Learned(state.models, rows, state.seen + weight, labels, sure, tracked)
+
+    def _healed(self, state: Learned) -> Learned:
+        """The state with what is not finite begun anew: models that are sound keep what they have learned."""
+        anew = self.init(state.models)
+        if not self.fresh or anew.rows.shape != state.rows.shape:  # rows that belong together
+            return anew
+        rows = state.rows.copy()
+        broken = ~np.isfinite(rows).all(axis=1)
+        rows[broken] = anew.rows[broken]
+        sure = np.where(np.isfinite(state.sure), state.sure, 0.0)
+        return _replace(state, rows=rows, sure=sure)
 
     def _learned(self, state: Learned, observation: Observation, told: Mapping[VersionedModel, float]) -> Array:
         lost = np.array([told.get(model, math.nan) for model in state.models])
@@ -196,7 +209,9 @@ class LearningPolicy(ABC):
         if self.coverage is not None and truth.known:
             chances = self.chances(state, heard, missing)
             tracked = sets.after_label(tracked, self.coverage, chances, output, truth.label)
-        right = 1.0 - losses_of(output, observation) if truth.known else float(truth.score or 0.0)
+        right = _right(output, observation)
+        if right is None:
+            return state.sure, tracked
         sure = state.sure.copy()
         sure[bin_of(raw)] = FADE * sure[bin_of(raw)] + (right, 1.0)
         return sure, tracked
@@ -257,9 +272,11 @@ class LearningPolicy(ABC):
                 raise ValueError("the bins of confidence")
         except ValueError as error:
             raise ValueError(f"a state of {self.name} of the wrong size: {error}") from None
-        if not (np.isfinite(rows).all() and np.isfinite(sure).all() and sets.sound(written.tracked)):
+        if not math.isfinite(written.seen):
             raise ValueError(f"a state of {self.name} holds numbers that are not finite")
-        return Learned(written.models, rows, written.seen, written.labels, sure, written.tracked)
+        tracked = written.tracked if sets.sound(written.tracked) else FRESH
+        state = Learned(written.models, rows, written.seen, written.labels, sure, tracked)
+        return state if np.isfinite(rows).all() and np.isfinite(sure).all() else self._healed(state)
 
     def _shaped(self, numbers: Array, k: int) -> Array:
         """The rows of k models as they were before they were written; ValueError when they cannot be."""
@@ -297,6 +314,16 @@ def label_bit(label: object) -> int:
         return 1 << (int(label) % LABEL_BITS)
     text = label if isinstance(label, bytes) else str(label).encode()
     return 1 << (zlib.crc32(text) % LABEL_BITS)
+
+
+def _right(output: object, observation: Observation) -> float | None:
+    """How right an output would have been, 0 to 1. A score is of the answer that was returned, which may have been the default:
+    of another output it tells only when the answer was surely right. None when nothing is known."""
+    if observation.truth.known:
+        return 1.0 - losses_of(output, observation)
+    if observation.answer is not None and agrees(output, observation.answer):
+        return float(observation.truth.score or 0.0)
+    return 0.0 if observation.answer is not None and observation.truth.score == 1.0 else None
 
 
 def losses_of(output: object, observation: Observation) -> float:

@@ -123,7 +123,8 @@ def _lesson(rule: Rule) -> Lesson:
 
 
 def _fits(policy: Policy, state: Learned, rows: Rows) -> bool:
-    return state.models == rows.models and not (isinstance(policy, _OF_ONE_MODEL) and rows.asked.min(initial=0) < 0)
+    is_finite = bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
+    return is_finite and state.models == rows.models and not (isinstance(policy, _OF_ONE_MODEL) and rows.asked.min(initial=0) < 0)
 
 
 def _chosen(rows: Rows) -> NDArray[np.uint32]:

@@ -163,8 +163,11 @@ class Policy(Protocol):
 
 def losses(observation: Observation) -> dict[VersionedModel, float]:
     """Loss in [0, 1] of each model whose loss the observation tells. A label tells of all that were heard; a score tells
-    of those that said what was answered, and of the others only if the answer was surely right."""
+    of those that said what was answered, and of the others only if the answer was surely right. A score of no answer (None, the
+    default of an application that has none) tells of nobody."""
     truth, told = observation.truth, {}
+    if not truth.known and observation.answer is None:
+        return {}
     for model, prediction in observation.predictions.items():
         if not is_usable(prediction.output):
             continue

@@ -18,7 +18,7 @@ class AbSplit(Unlearned):
     """Each query asks one model, chosen by chance in proportion to its share: to compare two versions on real traffic.
 
     shares: by model name, or name and version, `ab(shares={"svm:1": 0.9, "svm:2": 0.1})`; those not named get none, unless no
-    candidate is named: then all get the same.  Feedback is refused, as by every policy that learns nothing.
+    candidate is named: then all get the same.
     """
 
     name = "ab"

@@ -22,9 +22,11 @@ from clipper.serving.states import Learner
 from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import VersionedModel
 from clipper_core.future import Future
+from clipper_core.recent_answers import RecentAnswers
 from clipper_core.status import Status
 
 LABEL_BYTES_MAX: Final = RECORD_BYTES_MAX // 2  # of one label: its record holds more than the label
+ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
 
 
 class Joined(msgspec.Struct, eq=False):
@@ -38,6 +40,7 @@ class Joined(msgspec.Struct, eq=False):
     late: tuple[tuple[VersionedModel, Future], ...]
     until_s: float
     told: bool = False
+    nbytes: int = 0
 
     def heard(self) -> dict[VersionedModel, Prediction]:
         """What arrived, and of the late ones what has come since."""
@@ -51,6 +54,23 @@ class Joined(msgspec.Struct, eq=False):
 
     def observation(self, truth: Truth, weight: float) -> Observation:
         return Observation(self.plan, self.heard(), truth, self.answer, weight)
+
+
+def _number_in(id: str) -> int | None:
+    """The number that an id of this server ends in; None if it has none."""
+    digits = id.rpartition("-")[2]
+    return int(digits, 16) if 0 < len(digits) <= 16 and all(digit in "0123456789abcdef" for digit in digits) else None
+
+
+def _bytes_of(joined: Joined) -> int:
+    outputs = [prediction.output for prediction in joined.arrived.values()]
+    return ANSWER_BYTES + sum(_size_of(output) for output in (joined.answer, *outputs))
+
+
+def _size_of(output: Any) -> int:
+    if isinstance(output, np.ndarray):
+        return output.nbytes
+    return len(output) if isinstance(output, str | bytes) else 0
 
 
 class JoinedRows:
@@ -117,17 +137,31 @@ class JoinedRows:
 
 class Window:
     """Answers by id, the last `size_max` of them, each for `window_s` seconds; arrays too, the last so many rows of them, and the
-    last array whatever its size. Threads: any."""
+    last array whatever its size. Threads: any.
 
-    def __init__(self, size_max: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._size_max, self._window_s, self._clock = size_max, window_s, clock
+    bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
+    direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to the others.
+    """
+
+    def __init__(
+        self, size_max: int, window_s: float, bytes_max: int = 256 << 20, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._size_max, self._window_s, self._bytes_max, self._clock = size_max, window_s, bytes_max, clock
         self._joined: OrderedDict[str, Joined] = OrderedDict()
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
         self._row_count = 0
+        self._bytes = 0
         self._lock = threading.Lock()
+        self.direct = RecentAnswers(size_max, bytes_max)
+        self._owners: list[tuple[Learner, Plan, str]] = []  # of the answers in `direct`, by number
 
     def __len__(self) -> int:
-        return len(self._joined)
+        return len(self._joined) + len(self.direct)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept, estimated."""
+        return self._bytes + self.direct.nbytes
 
     def add(
         self, id: str, learner: Learner, user: str, plan: Plan, arrived: dict[VersionedModel, Prediction], answer: Any,
@@ -135,11 +169,50 @@ class Window:
     ) -> None:  # fmt: skip
         joined = Joined(learner, user, plan, arrived, answer, late, self._clock() + self._window_s)
         with self._lock:
-            self._joined.setdefault(id, joined)
-            while len(self._joined) > self._size_max or self._is_over(next(iter(self._joined.values()))):
-                self._joined.popitem(last=False)
-                if not self._joined:
-                    break
+            self._add(id, joined)
+
+    def _add(self, id: str, joined: Joined) -> None:
+        """Under the lock."""
+        if self._joined.setdefault(id, joined) is joined:
+            joined.nbytes = _bytes_of(joined)
+            self._bytes += joined.nbytes
+        while self._joined and (
+            len(self._joined) > self._size_max
+            or self._bytes > self._bytes_max
+            or self._is_over(next(iter(self._joined.values())))
+        ):
+            _, oldest = self._joined.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def owner(self, learner: Learner, plan: Plan, node: str) -> int:
+        """Return the number under which the core keeps answers of this learner to that plan in `direct`."""
+        with self._lock:
+            for i, (known, asked, of) in enumerate(self._owners):
+                if known is learner and asked.models == plan.models and of == node:
+                    return i
+            self._owners.append((learner, plan, node))
+            return len(self._owners) - 1
+
+    def _find(self, id: str) -> Joined | None:
+        """Under the lock: the answer of that id, whoever gave it."""
+        joined = self._joined.get(id)
+        if joined is not None or not len(self.direct):
+            return joined
+        number = _number_in(id)
+        if number is None or not any(id == f"{node}-{number:x}" for _, _, node in self._owners):
+            return None
+        found = self.direct.take(number)
+        if found is None:
+            return None
+        owner, output, confidence, age_s = found
+        learner, plan, _ = self._owners[owner]
+        if age_s > self._window_s:
+            return None
+        joined = Joined(
+            learner, "", plan, {plan.models[0]: Prediction(output, confidence)}, output, (), self._clock() + self._window_s
+        )
+        self._add(id, joined)
+        return joined
 
     def add_rows(self, id: str, joined: JoinedRows) -> None:
         joined.until_s = self._clock() + self._window_s
@@ -159,7 +232,7 @@ class Window:
     def take(self, id: str, application: str) -> Joined | None:
         """The query of that id, once; None when its feedback has come already. UnknownPrediction if it is not here."""
         with self._lock:
-            joined = self._joined.get(id)
+            joined = self._find(id)
             if joined is None or joined.until_s < self._clock():
                 raise self._unknown(id)
             whose = joined.learner.application
@@ -175,7 +248,7 @@ class Window:
         are not here."""
         places, found, unknown = list[int](), list[Joined](), 0
         with self._lock:
-            now, known = self._clock(), self._joined.get
+            now, known = self._clock(), self._find
             for i, id in enumerate(ids):
                 joined = known(id)
                 if joined is None or joined.until_s < now or joined.learner.application != application:

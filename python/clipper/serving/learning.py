@@ -7,12 +7,12 @@ from pathlib import Path
 
 from clipper.errors import ClipperError
 from clipper.selection import Policy, policy_named
-from clipper.selection.unlearned import learns
 from clipper.serving.feedback import Window
 from clipper.serving.records import read
 from clipper.serving.states import Learner, Seen, States
 from clipper.settings.server import FeedbackSettings
 from clipper.store.journal import Journal
+from clipper.store.memory import MemoryStore
 from clipper.store.store import Store
 from clipper.types import VersionedModel
 
@@ -27,14 +27,18 @@ class Learning:
         self.journal = Journal(None if folder is None else folder / "journal", mode, settings.journal_bytes_max)
         if self.journal.damaged:
             _log.error("the journal is damaged; feedback acknowledged there is lost: %s", self.journal.damaged)
-        self.states = States(store, self.journal, _name_in(folder), settings.contexts_max, settings.write_ms / 1000)
-        self.window = Window(settings.window, settings.window_s)
+        follows = not isinstance(store, MemoryStore)
+        self.states = States(store, self.journal, _name_in(folder), settings.contexts_max, settings.write_ms / 1000, follows)
+        self.window = Window(settings.window, settings.window_s, settings.window_bytes_max)
 
     def learner(self, application: str, text: str, models: Sequence[VersionedModel]) -> tuple[Policy, Learner, Window | None]:
-        """Of an application as it is now; no window for a policy that learns nothing."""
+        """Return the policy, the learner and the join window of an application as it is now.
+
+        The window is None for a query that names its models itself, and so belongs to no application.
+        """
         policy = policy_named(text)
         learner = self.states.learner(application, text, policy, models)
-        return policy, learner, self.window if learns(policy) else None
+        return policy, learner, self.window if application else None
 
     def replay(self) -> None:
         """Learn what was acknowledged and not yet written when the last server of this folder ended."""

@@ -93,8 +93,9 @@ def _same_length(n: int, labels: Sequence[Any]) -> None:
 
 def _window_of(question: Question) -> Window:
     if question.window is None:
-        hint = f"Choose one that does: server.app({question.name!r}, policy='stacking')."
-        raise DoesNotFit(f"policy {question.policy.name!r} of application {question.name!r} learns nothing.", hint=hint)
+        names = ", ".join(map(str, question.models))
+        hint = "Link the model to one: server.app(NAME, models=[...])."
+        raise DoesNotFit(f"feedback is for applications; this query asks {names} directly.", hint=hint)
     return question.window
 
 

@@ -74,7 +74,8 @@ class Question(msgspec.Struct, frozen=True, eq=False):
     """An application as queries see it: resolved to running models, swapped as a whole when the catalog changes.
 
     models: resolved versions, in link order.  cores: the engine's models, alike.  learner: holds what the policy has learned.
-    window: where answers wait for feedback; None for a policy that learns nothing.  lineup: counts what queries come to.
+    window: where answers wait for feedback; None for a query that belongs to no application.
+    lineup: counts what queries come to.
     cast: roles, if not all are primaries.  means: for numbers that are missing.  teaching: models that learn themselves.
     speculation: its decider; None: a query is answered once all its models have ended, or at the deadline.
     rollout: which of its queries see it with a new version.  arm: counts for a rollout.  meshed: of a model of the mesh.
@@ -255,12 +256,12 @@ def finish(future: Future) -> Answer:
     elif combined.confidence < question.confidence_min:
         reason = too_unsure(combined.confidence, question)
     id = f"{question.node}-{future.id:x}"
-    if question.window is not None and arrived:
+    output = question.default if reason else combined.output
+    if question.window is not None:
         late = tuple(asked.late) if asked.hearing is None else (*asked.late, *asked.hearing.late(future, arrived))
-        question.window.add(id, question.learner, asked.user, asked.plan, arrived, combined.output, late)
+        question.window.add(id, question.learner, asked.user, asked.plan, arrived, output, late)
     if reason:
         _tell_log(question, id, asked.id, reason)
-    output = question.default if reason else combined.output
     if question.lineup is not None:
         question.lineup.count(future, asked.models, arrived, combined, reason, asked.late, missing, decided_by)
     if question.arm is not None:

@@ -137,10 +137,9 @@ class Questions:
         new = self._with_roles(view, msgspec.structs.replace(app, models=links, roles=roles), new, tally, standard)
         new.learner.watcher = Hears(tally, stage.new)
         before.learner.watcher = Hears(tally, stage.before)
-        window = self._learning.window
-        new = msgspec.structs.replace(new, window=window, arm=stage.new)
+        new = msgspec.structs.replace(new, arm=stage.new)
         split = Split(new, stage, {**before.cores, **new.cores}, next_uniform)
-        return msgspec.structs.replace(before, window=window, lineup=before_lineup, arm=stage.before, rollout=split)
+        return msgspec.structs.replace(before, lineup=before_lineup, arm=stage.before, rollout=split)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By application; see docs/operating.md."""
@@ -193,7 +192,6 @@ class Questions:
         lineup = tally.lineup(models, cast) if beside is None else tally.other_side(models, cast)
         cast_question = msgspec.structs.replace(
             question,
-            window=self._learning.window if app.roles or hears(view, app.name) else question.window,
             lineup=lineup,
             cast=cast,
             decoys=tuple(decoys),
@@ -266,12 +264,6 @@ class Questions:
         if len(known) < _QUESTIONS_MAX:
             known[key] = question
         return question
-
-
-def hears(view: View, application: str) -> bool:
-    """Whether feedback is for a rollout: for one that is over, too, if it was told of; late feedback is no mistake."""
-    rollout = view.rollouts.get(application)
-    return rollout is not None and (rollout.is_open or "reward" in rollout.guard)
 
 
 def applies(view: View, rollout: Rollout) -> bool:

@@ -13,6 +13,8 @@ Two servers on one store never overwrite each other: a write that meets a newer 
 both began with) and tries again. A write whose answer was lost may have been carried out: then the number in the stored state
 says that it was, and what is in it is not added again.
 
+What other servers learn is taken in as they write it (serving/state_sync), so that all of them use what any was told.
+
 A store elsewhere may be slow or gone. Nobody who predicts or tells waits for it: a context that it does not hand out at once
 begins as a new one, and is merged with what the store has when that is back.
 """
@@ -21,16 +23,17 @@ import hashlib
 import logging
 import threading
 import urllib.parse
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from clipper.errors import InvalidInput, StoreConflict, StoreError
+from clipper.errors import InvalidInput, Overloaded, StoreError
 from clipper.selection import Observation, Policy
 from clipper.selection.lessons import Column, Rows, lesson_of, observe, observe_rows
+from clipper.selection.unlearned import learns
+from clipper.serving.held import PREFIX, SHARED, Held, unsealed
+from clipper.serving.state_sync import StateSync
 from clipper.store.journal import Journal
 from clipper.store.store import ABSENT, Record, Store
 from clipper.types import VersionedModel
@@ -38,10 +41,8 @@ from clipper.types import VersionedModel
 USER_CHARS_MAX: Final = 512  # of the name of a user
 
 _log = logging.getLogger(__name__)
-PREFIX = "selection/"
-SHARED = ""  # the context of those without one
 READ_S = 0.02  # a context's first query waits so long for a store elsewhere
-
+LOOKS_MAX = 64  # contexts that one new context looks at for one to forget
 
 Seen = Observation | Rows
 
@@ -56,39 +57,12 @@ class Watcher(Protocol):
     def told_rows(self, rows: Rows, answers: Column) -> None: ...
 
 
-class _Stored(msgspec.Struct, array_like=True):
-    """applied: by node, the number of the last of its observations that is in here."""
-
-    policy: str
-    models: tuple[VersionedModel, ...]
-    applied: dict[str, int]
-    state: bytes
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """One state in memory. base: as the store has it; since: journal number of the first observation it has not.
-
-    prior: the shared state that this one is a beginning of, until its first observation.  doubts: what was written without an
-    answer, by the number of its last observation.
-    """
-
-    state: Any
-    base: Any
-    revision: int
-    applied: dict[str, int]
-    since: int = 0
-    touched: bool = True
-    prior: Any = None
-    doubts: dict[int, Any] = field(default_factory=dict)
-
-
 class Learner:
     """One application's policy over one set of models. Threads: any."""
 
     __slots__ = (
-        "_all", "_dirty", "_held", "_node", "_prefix", "application", "head", "lesson", "models", "place", "policy", "shared",
-        "states", "text", "watcher",
+        "_all", "_dirty", "_held", "_long", "_node", "application", "head", "learns", "lesson", "models", "place", "policy",
+        "prefix", "shared", "states", "text", "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -96,13 +70,15 @@ class Learner:
     ) -> None:
         self.application, self.text, self.policy, self.models = application, text, policy, tuple(models)
         self.states, self._dirty, self._node = states, states.dirty, states.node
+        self.learns = learns(policy)
         self.lesson = lesson_of(policy)
         self.place = {model: i for i, model in enumerate(self.models)}
         self._all = tuple(range(len(self.models)))
         self.head = b""  # of its records, once there is one
         self.watcher: Watcher | None = None
-        self._prefix = f"{PREFIX}{application}/{set_id(models)}/"
-        self._held: dict[str, _Held] = {}
+        self.prefix = f"{PREFIX}{application}/{set_id(models)}/"
+        self._held: dict[str, Held] = {}
+        self._long: dict[str, str] = {}  # contexts whose names are too long for a key, by what stands in its place
         self.shared = self.held(SHARED)
 
     def asked(self, models: Sequence[VersionedModel]) -> tuple[int, ...]:
@@ -114,29 +90,46 @@ class Learner:
 
     def state(self, user: str | None) -> Any:
         """The context's state, made at first use."""
-        if not user:
+        if not user or not self.learns:
             return self.shared.state
         held = self._held.get(user)
         if held is None:
+            if self.states.is_full():
+                return self.policy.init(self.models, self.shared.state)
             held = self.held(user)
         held.touched = True
         if held.prior is not None and held.prior is not self.shared.state:
             self._follow(held)
         return held.state
 
-    def _follow(self, held: _Held) -> None:
+    def _follow(self, held: Held) -> None:
         """Begin anew from the shared state as it is now."""
         with self.states.lock:
             if held.prior is not None:
                 held.prior = self.shared.state
                 held.state = held.base = self.policy.init(self.models, held.prior)
 
-    def held(self, user: str) -> _Held:
+    def held(self, user: str) -> Held:
         with self.states.lock:
             held = self._held.get(user)
             if held is None:
                 held = self._held[user] = self.states.load(self, user)
+                self.states.keep(self, user)
+                if (name := _short(user)).startswith("#"):
+                    self._long[name] = user
             return held
+
+    def known(self, user: str) -> Held | None:
+        """Return the context's state if it is in memory."""
+        return self._held.get(user)
+
+    def users(self) -> list[str]:
+        """Return the contexts in memory, the shared one too."""
+        return list(self._held)
+
+    def read(self, record: Record) -> Held | None:
+        """Return a state of the store; None, and an error in the log, for one that cannot be read, or is another policy's."""
+        return self.states.read(self, record)
 
     def begin_again(self) -> None:
         """From what the store has. Under the lock of the states; StoreError leaves it as it was."""
@@ -148,10 +141,20 @@ class Learner:
             raise
 
     def key(self, user: str) -> str:
-        return self._prefix + ("u:" + _short(user) if user else "shared")
+        """Return the key of a context's state in the store."""
+        return self.prefix + ("u:" + _short(user) if user else "shared")
+
+    def user_of(self, name: str) -> str | None:
+        """Return the context that a key names; None if it is not in memory."""
+        return self._long.get(name) if name.startswith("#") else urllib.parse.unquote(name)
 
     def observe(self, user: str, seen: Seen, number: int) -> None:
-        """Apply what was observed to the context's state and to the shared one. Under the lock of the states."""
+        """Apply what was observed to the context's state and to the shared one. Under the lock of the states.
+
+        A policy that does not learn has nothing to apply: its feedback is in the journal, and counted.
+        """
+        if not self.learns:
+            return
         if user:
             self._apply(user, seen, number)
         self._apply(SHARED, seen, number)
@@ -160,6 +163,7 @@ class Learner:
         held = self._held.get(context)
         if held is None:
             held = self.held(context)
+        held.touched = True
         if held.applied.get(self._node, 0) >= number:
             return
         if held.prior is not None:
@@ -177,11 +181,12 @@ class Learner:
             held.since = number
         self._dirty[(self, context)] = None
 
-    def clean(self) -> list[tuple[str, _Held]]:
+    def clean(self) -> list[tuple[str, Held]]:
         return [(user, held) for user, held in self._held.items() if user and not held.since]
 
     def drop(self, user: str) -> None:
         del self._held[user]
+        self._long.pop(_short(user), None)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -191,22 +196,25 @@ class States:
     """Threads: any. All learners of a server, their journal and their place in the store.
 
     node: this server's name among those that share the store; the same after a restart, if it has a state folder.
-    states_max: contexts kept in memory; beyond it the clean ones that were not used lately go, they are in the store.
+    states_max: contexts kept in memory; beyond it those that were not used lately go: they are in the store. Those that the store
+    does not have yet stay, up to as many again; then new contexts begin with the shared state and are not kept, and feedback for
+    them is refused with Overloaded.  follows: whether other servers may write to the store.
     """
 
-    def __init__(self, store: Store, journal: Journal, node: str, states_max: int, write_s: float) -> None:
+    def __init__(
+        self, store: Store, journal: Journal, node: str, states_max: int, write_s: float, follows: bool = False
+    ) -> None:
         self.lock = threading.RLock()
         self.node = node
         self.journal = journal
         self.dirty: dict[tuple[Learner, str], None] = {}
         self._store = store
         self._states_max = states_max
-        self._write_s = write_s
         self._learners: dict[tuple[str, str, tuple[VersionedModel, ...]], Learner] = {}
-        self._count = 0
-        self._wake = threading.Event()
-        self._closing = False
-        self._writer: threading.Thread | None = None
+        self._by_prefix: dict[str, list[Learner]] = {}
+        self._ring: list[tuple[Learner, str]] = []  # the contexts in memory, as a clock whose hand looks for one to forget
+        self._hand = 0
+        self._sync = StateSync(self, store, write_s, follows)
         self._reader: threading.Thread | None = None
         self._hurried = False  # once it is up, nobody waits for the store
         self._away = False  # since the start
@@ -218,13 +226,26 @@ class States:
         key = (application, text, tuple(sorted(set(models))))
         with self.lock:
             if key not in self._learners:
-                self._learners[key] = Learner(self, application, text, policy, key[2])
+                learner = self._learners[key] = Learner(self, application, text, policy, key[2])
+                self._by_prefix.setdefault(learner.prefix, []).append(learner)
             return self._learners[key]
 
-    def load(self, learner: Learner, user: str) -> _Held:
+    def holders(self, key: str) -> Iterator[tuple[Learner, str]]:
+        """Yield the learners that hold the state of that key, and its context. Under the lock."""
+        prefix, _, name = key.rpartition("/")
+        for learner in self._by_prefix.get(prefix + "/", ()):
+            user = SHARED if name == "shared" else learner.user_of(name.removeprefix("u:"))
+            if user is not None and learner.known(user) is not None:
+                yield learner, user
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all states in memory of policies that learn. Under the lock."""
+        for learner in self._learners.values():
+            if learner.learns:
+                yield from map(learner.key, learner.users())
+
+    def load(self, learner: Learner, user: str) -> Held:
         """A state from the store; else what a related set or the shared state knows; else a fresh one."""
-        self._make_room()
-        self._count += 1
         record, late = None, False
         try:
             record = self._get(learner.key(user))
@@ -233,16 +254,16 @@ class States:
                 raise
             _log.warning("a context of %r begins as a new one: %s", learner.application, error)
             late = True
-        if record is not None and (held := self._read(learner, record)) is not None:
+        if record is not None and (held := self.read(learner, record)) is not None:
             return held
         revision = record.revision if record else ABSENT
         state = self._related(learner, user)
         if state is not None:
-            held = _Held(state, state, revision, {})
+            held = Held(state, state, revision, {})
         else:
             prior = learner.shared.state if user else None
             state = learner.policy.init(learner.models, prior)
-            held = _Held(state, state, revision, {}, prior=prior)
+            held = Held(state, state, revision, {}, prior=prior)
         if late:
             self.dirty[(learner, user)] = None  # to be merged
         return held
@@ -270,9 +291,9 @@ class States:
             raise found[0]
         return found[0]
 
-    def _read(self, learner: Learner, record: Record) -> _Held | None:
+    def read(self, learner: Learner, record: Record) -> Held | None:
         try:
-            stored = _unsealed(record.value)
+            stored = unsealed(record.value)
             if stored.policy != learner.policy.name:
                 return None
             state = learner.policy.decode(stored.state)
@@ -280,7 +301,7 @@ class States:
             _log.error("the selection state %s cannot be read and begins anew: %s", record.key, error)
             return None
         self.journal.skip_to(stored.applied.get(self.node, 0))
-        return _Held(state, state, record.revision, stored.applied)
+        return Held(state, state, record.revision, stored.applied)
 
     def _related(self, learner: Learner, user: str) -> Any:
         """From the set of models of the same application and policy with most in common."""
@@ -296,23 +317,50 @@ class States:
             return None
         return fitting(nearest.held(user).state, learner.models)
 
+    def keep(self, learner: Learner, user: str) -> None:
+        """A context has come into memory: another one goes, if there are too many. Under the lock."""
+        if user:
+            self._make_room()
+            self._ring.append((learner, user))
+
     def _make_room(self) -> None:
-        """Second chance: contexts that were used since the last look stay."""
-        if self._count < self._states_max:
-            return
-        for learner in list(self._learners.values()):
-            for user, held in learner.clean():
-                if held.touched:
-                    held.touched = False
-                else:
-                    learner.drop(user)
-                    self._count -= 1
+        """Second chance: the hand passes a context that was used since it was last there, and forgets one that was not. It looks
+        at a few for each new context, so that no new one waits for a walk over all."""
+        looks, ring = 0, self._ring
+        while len(ring) >= self._states_max and looks < LOOKS_MAX:
+            looks += 1
+            self._hand = self._hand if self._hand < len(ring) else 0
+            learner, user = ring[self._hand]
+            held = learner.known(user)
+            if held is not None and (held.touched or held.since or (learner, user) in self.dirty):
+                held.touched = False
+                self._hand += 1
+                continue
+            if held is not None:
+                learner.drop(user)
+            ring[self._hand] = ring[-1]
+            ring.pop()
+
+    def is_full(self) -> bool:
+        """Return whether no more contexts are kept until some have been written to the store."""
+        if len(self._ring) < 2 * self._states_max:
+            return False
+        with self.lock:
+            self._make_room()
+            return len(self._ring) >= 2 * self._states_max
+
+    def _admit(self, learner: Learner, user: str) -> None:
+        """Raise Overloaded for feedback of a context that there is no room for."""
+        if user and learner.learns and learner.known(user) is None and self.is_full():
+            hint = "The store is too slow, or away; or raise feedback.contexts_max."
+            raise Overloaded(f"{len(self._ring)} contexts wait to be written to the store.", hint=hint)
 
     # -- learning
 
     def observe_one(self, learner: Learner, user: str, seen: Seen, record: bytes) -> int:
         """Write down and apply; -> the number to `commit`."""
         with self.lock:
+            self._admit(learner, user)
             number = self.journal.append(record)
             learner.observe(user, seen, number)
         return number
@@ -320,6 +368,8 @@ class States:
     def observe_many(self, items: Sequence[tuple[Learner, str, Seen, bytes]]) -> int:
         """Write down all at once, and apply one after another; -> the number to `commit`."""
         with self.lock:
+            for learner, user, _, _ in items:
+                self._admit(learner, user)
             last = self.journal.append_many([record for *_, record in items])
             for number, (learner, user, seen, _) in enumerate(items, last - len(items) + 1):
                 learner.observe(user, seen, number)
@@ -329,8 +379,7 @@ class States:
         """Return once the records up to that number are as sure as the journal's mode says."""
         if self.journal.mode == "fsync":
             self.journal.commit(number)
-        if self._writer is None:
-            self.start_writing()
+        self.start_writing()
 
     def replay(self, read: Callable[[bytes], tuple[Learner, str, Seen] | None]) -> int:
         """Apply what the journal has and the states have not; -> how many were applied. Once, before the first observation."""
@@ -341,12 +390,14 @@ class States:
                 if found is None:
                     continue
                 learner, user, seen = found
-                if learner.held(SHARED).applied.get(self.node, 0) < number:
+                if learner.learns and learner.shared.applied.get(self.node, 0) < number:
                     applied += len(seen) if isinstance(seen, Rows) else 1
                 learner.observe(user, seen, number)
         self._hurried = True
         if applied:
             self.start_writing()
+        if not self._away:
+            self._sync.start_following()
         return applied
 
     def begin_without(self) -> None:
@@ -368,6 +419,7 @@ class States:
                 self.dirty.clear()
             self._away = False
             count = self.replay(read) if self.journal.mode != "memory" else 0
+        self._sync.start_following()
         if self.dirty:
             self.start_writing()
         return count
@@ -375,90 +427,17 @@ class States:
     # -- writing behind
 
     def start_writing(self) -> None:
-        """The thread that writes behind; it starts with the first observation."""
-        if self._writer is None and not self._away:
-            with self.lock:
-                if self._writer is None and not self._closing:
-                    self._writer = threading.Thread(target=self._write_behind, name="clipper-states", daemon=True)
-                    self._writer.start()
-
-    def _write_behind(self) -> None:
-        while not self._wake.wait(self._write_s):
-            try:
-                self.flush()
-            except StoreError as error:  # the journal has it all; the next round tries again
-                _log.warning("selection states wait to be written: %s", error)
+        """Start the thread that writes behind, if it does not run and the store is not away since the start."""
+        if not self._away:
+            self._sync.start_writing()
 
     def flush(self) -> None:
-        """Write every dirty state to the store, then forget what the journal need not keep.
-
-        As they are at one moment, and the shared ones last: a shared state in the store never knows of an observation before
-        which a context began that is not there yet; in a replay that context would find it too old.
-        """
-        with self.lock:
-            todo = [(learner, user, learner.held(user)) for learner, user in self.dirty]
-            snapshots = [(learner, user, held, held.state, dict(held.applied)) for learner, user, held in todo]
-            self.dirty.clear()
-        snapshots.sort(key=lambda snapshot: snapshot[1] == SHARED)
-        done = 0
-        try:
-            self.journal.commit(self.journal.last)
-            for snapshot in snapshots:
-                self._write(*snapshot)
-                done += 1
-        finally:
-            with self.lock:
-                self.dirty.update({(learner, user): None for learner, user, *_ in snapshots[done:]})
-        with self.lock:
-            waiting = [learner.held(user).since for learner, user in self.dirty]
-            self.journal.forget(min(waiting, default=self.journal.last + 1) - 1)
-
-    def _write(self, learner: Learner, user: str, held: _Held, state: Any, upto: dict[str, int]) -> None:
-        if self.node not in upto:  # there was nothing to write at that moment; the store was not there when it was asked
-            self._merge(learner, user)
-            return
-        stored = _Stored(learner.policy.name, learner.models, upto, learner.policy.encode(state))
-        try:
-            record = self._store.put_if(learner.key(user), _sealed(stored), held.revision)
-        except StoreConflict:
-            self._merge(learner, user)
-            return
-        except BaseException:
-            with self.lock:
-                held.doubts[upto.get(self.node, 0)] = state
-            raise
-        with self.lock:
-            held.base, held.revision = state, record.revision
-            held.doubts.clear()
-            held.since = 0 if held.state is state else upto[self.node] + 1
-
-    def _merge(self, learner: Learner, user: str) -> None:
-        """Somebody else wrote: what both learned since the common state is added up, and written in the next round. Or nobody
-        did: the answer to a write of ours was lost, or the store was killed and knows less than before; then ours has it all."""
-        record = self._store.get(learner.key(user))
-        with self.lock:
-            held = learner.held(user)
-            theirs = self._read(learner, record) if record else None
-            if theirs is not None and held.prior is not None:
-                held.state, held.applied, held.prior = theirs.state, theirs.applied, None
-            elif theirs is not None:
-                if any(number > held.applied.get(node, 0) for node, number in theirs.applied.items()):
-                    base = held.doubts.get(theirs.applied.get(self.node, 0), held.base)
-                    held.state = learner.policy.merge(base, held.state, theirs.state)
-                held.applied = {**theirs.applied, self.node: held.applied.get(self.node, 0)}
-                self.dirty[(learner, user)] = None
-            elif held.prior is None:
-                self.dirty[(learner, user)] = None
-            held.doubts.clear()
-            held.revision = record.revision if record else ABSENT
-            held.base = held.base if theirs is None else theirs.state
+        """Write every dirty state to the store, then forget what the journal need not keep. StoreError."""
+        self._sync.flush()
 
     def close(self) -> None:
         """Write what is not written yet. Idempotent."""
-        self._closing = True
-        self._wake.set()
-        if self._writer is not None:
-            self._writer.join()
+        self._sync.close()
         try:
             for _ in range(3):  # a merge asks for another round
                 if self.dirty and not self._away:
@@ -466,18 +445,6 @@ class States:
         except StoreError as error:
             _log.warning("selection states stay in the journal: %s", error)
         self.journal.close()
-
-
-def _sealed(stored: _Stored) -> bytes:
-    """With a checksum in front."""
-    body = msgspec.msgpack.encode(stored)
-    return zlib.crc32(body).to_bytes(4, "little") + body
-
-
-def _unsealed(data: bytes) -> _Stored:
-    if len(data) < 4 or zlib.crc32(data[4:]).to_bytes(4, "little") != data[:4]:
-        raise ValueError(f"the checksum does not fit its {len(data)} bytes")
-    return msgspec.msgpack.decode(data[4:], type=_Stored)
 
 
 def set_id(models: Sequence[VersionedModel]) -> str:

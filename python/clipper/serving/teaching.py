@@ -106,6 +106,10 @@ class Teaching:
 
     # -- queries
 
+    def teaches(self, models: Sequence[VersionedModel]) -> bool:
+        """Return whether a container of one of these models learns from feedback itself."""
+        return not self._lines.keys().isdisjoint(models)
+
     def session(self, models: Sequence[VersionedModel], user: str | None, salt: int) -> int:
         """The salt of a query: the user's session where one of the models takes sessions, else as it was."""
         if not user or self._session_models.isdisjoint(models):
@@ -114,7 +118,7 @@ class Teaching:
 
     def keep(self, models: Sequence[VersionedModel], id: int, x: Any, session: int) -> None:
         """Remember the input of a query for feedback by its id, if a model of these learns."""
-        if self._lines.keys().isdisjoint(models):
+        if not self.teaches(models):
             return
         kept, size = _copied(x)
         size += _ENTRY_BYTES

@@ -151,6 +151,9 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
     write_ms: Annotated[int, about("states that changed are written to the store this often", "ms", ge=1, le=60_000)] = 100
     window: Annotated[int, about("answers remembered for feedback by their id", "answers", ge=1, le=1 << 24)] = 1 << 16
     window_s: Annotated[float, about("how long each is remembered", "s", ge=0.1, le=86_400)] = 600.0
+    window_bytes_max: Annotated[
+        int, about("memory for those answers; beyond it the oldest are forgotten", "bytes", ge=_MIB, le=1 << 40)
+    ] = 256 * _MIB
     teach_rows_max: Annotated[
         int, about("feedback that waits for the containers of a model; beyond it, it is dropped", "rows", ge=1, le=1 << 24)
     ] = 4096

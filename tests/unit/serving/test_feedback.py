@@ -50,7 +50,7 @@ def test_a_prediction_is_taken_once(learner: Learner) -> None:
 
 def test_it_is_remembered_so_long_and_so_many(learner: Learner) -> None:
     clock = Clock()
-    window = Window(3, 60, clock)
+    window = Window(3, 60, clock=clock)
     fill(window, learner, "a", "b", "c", "d")
     assert len(window) == 3
     with pytest.raises(UnknownPrediction, match=r"no prediction 'a' .* its last 3 answers, for 60 s"):
@@ -73,7 +73,7 @@ def test_it_is_the_applications_own(learner: Learner) -> None:
 def test_a_clock_that_jumps_loses_nothing_before_its_time(learner: Learner) -> None:
     clock = Clock()
     clock.now = 1000.0
-    window = Window(10, 60, clock)
+    window = Window(10, 60, clock=clock)
     fill(window, learner, "a")
     clock.now = 10.0
     fill(window, learner, "b")
@@ -84,6 +84,33 @@ def test_a_clock_that_jumps_loses_nothing_before_its_time(learner: Learner) -> N
     clock.now = 1e9
     with pytest.raises(UnknownPrediction):
         window.take("c", "app")
+
+
+def test_large_answers_are_bounded_by_their_bytes(learner: Learner) -> None:
+    window = Window(1000, 60, bytes_max=100_000)
+    for i in range(50):
+        window.add(str(i), learner, "", Plan((A,)), {A: Prediction(np.zeros(1000))}, "x")
+    assert window.nbytes <= 100_000
+    assert window.take("49", "app") is not None
+    with pytest.raises(UnknownPrediction):
+        window.take("0", "app")
+
+
+def test_an_answer_that_was_given_without_python_is_found_by_its_id(learner: Learner) -> None:
+    window = Window(16, 60)
+    owner = window.owner(learner, Plan((A,)), "4bde13fa")
+    assert window.owner(learner, Plan((A,)), "4bde13fa") == owner
+    assert window.owner(learner, Plan((B,)), "4bde13fa") != owner
+    window.direct.add(0x2A, owner, 7)
+    for id in ("2a", "other-2a", "4bde13fa-", "4bde13fa-2A", "4bde13fa-02a", "4bde13fa--2a", "4bde13fa-" + "f" * 40):
+        with pytest.raises(UnknownPrediction):
+            window.take(id, "app")
+    with pytest.raises(UnknownPrediction, match="one of application 'app'"):
+        window.take("4bde13fa-2a", "other")
+    joined = window.take("4bde13fa-2a", "app")
+    assert joined is not None
+    assert (joined.arrived[A].output, joined.answer, joined.plan.models) == (7, 7, (A,))
+    assert window.take("4bde13fa-2a", "app") is None
 
 
 class Ended:
@@ -118,7 +145,7 @@ def test_each_row_of_an_array_counts_once(told: list[list[int]]) -> None:
 
 def test_arrays_are_remembered_so_many_rows_and_so_long(learner: Learner) -> None:
     clock = Clock()
-    window = Window(5, 60, clock)
+    window = Window(5, 60, clock=clock)
     for id in "abc":
         window.add_rows(id, array(learner, [[1, 1]]))
     with pytest.raises(UnknownPrediction, match="no prediction 'a'"):

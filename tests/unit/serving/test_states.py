@@ -13,13 +13,15 @@ from clipper.errors import InvalidInput, StoreError
 from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
 from clipper.selection.lessons import Rows
 from clipper.serving import records
-from clipper.serving.states import PREFIX, SHARED, Learner, States, check_user, set_id
+from clipper.serving.held import PREFIX, SHARED
+from clipper.serving.states import Learner, States, check_user, set_id
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
 
 A, B, C = (VersionedModel(name, 1) for name in "abc")
 A2 = VersionedModel("a", 2)
+KL = "kl_ucb(discount=1.0)"  # adds up exactly
 POLICIES = ["exp3", "exp4", "stacking", "squarecb", "thompson", "logodds", "linucb"]
 every_policy = pytest.mark.parametrize("text", POLICIES)
 
@@ -197,7 +199,7 @@ def test_two_servers_on_one_store_add_up(tmp_path: Path) -> None:
     said = [observation(draw) for _ in range(40)]
     for i, seen in enumerate(said):
         server = (ours, theirs)[i % 2]
-        server.observe(server.learner("kl_ucb"), "", seen)
+        server.observe(server.learner(KL), "", seen)
         if i % 7 == 0:
             ours.states.flush()
         if i % 5 == 0:
@@ -208,10 +210,10 @@ def test_two_servers_on_one_store_add_up(tmp_path: Path) -> None:
     ours.kill()
     theirs.kill()
     again, alone = Server(store, tmp_path / "a", "a"), Server(MemoryStore(), None)
-    expected = alone.learner("kl_ucb")
+    expected = alone.learner(KL)
     for seen in said:
         alone.observe(expected, "", seen)
-    found = again.learner("kl_ucb").state(None)
+    found = again.learner(KL).state(None)
     assert np.allclose(found.rows, expected.state(None).rows)
     assert found.seen == 40
     again.states.close()
@@ -286,7 +288,7 @@ def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) ->
     for _ in range(80):
         server = draw.choice([ours, ours, theirs])
         said.append(observation(draw))
-        server.observe(server.learner("kl_ucb"), "u", said[-1])
+        server.observe(server.learner(KL), "u", said[-1])
         for one in (ours, theirs):
             if draw.random() < 0.3:
                 with contextlib.suppress(StoreError):
@@ -300,9 +302,9 @@ def test_a_write_whose_answer_was_lost_counts_once(tmp_path: Path, seed: int) ->
         theirs.states.flush()
     later, alone = Server(store, None, "c"), Server(MemoryStore(), None)
     for seen in said:
-        alone.observe(alone.learner("kl_ucb"), "", seen)
-    assert later.learner("kl_ucb").state("u").seen == 80
-    found, expected = later.learner("kl_ucb").state(None), alone.learner("kl_ucb").state(None)
+        alone.observe(alone.learner(KL), "", seen)
+    assert later.learner(KL).state("u").seen == 80
+    found, expected = later.learner(KL).state(None), alone.learner(KL).state(None)
     assert found.seen == 80
     assert np.allclose(found.rows, expected.rows)
     for server in (ours, theirs, later, alone):
@@ -363,10 +365,10 @@ def test_the_first_observation_of_a_context_that_came_late_may_come_while_it_is_
     store, draw = Away(), random.Random(12)
     if known:
         before = Server(store, tmp_path / "a", "a")
-        before.observe(before.learner("kl_ucb"), "u", observation(draw))
+        before.observe(before.learner(KL), "u", observation(draw))
         before.states.close()
     server = Server(store, tmp_path / "b", "b")
-    learner = server.learner("kl_ucb")
+    learner = server.learner(KL)
     store.refuses = True
     learner.state("u")
     store.refuses = False
@@ -382,7 +384,7 @@ def test_the_first_observation_of_a_context_that_came_late_may_come_while_it_is_
         server.states.flush()
     assert not server.states.dirty
     server.kill()
-    again = Server(store, tmp_path / "b", "b").learner("kl_ucb")
+    again = Server(store, tmp_path / "b", "b").learner(KL)
     assert again.state("u").seen == again.state(None).seen == 1 + known
     again.states.close()
 
@@ -394,10 +396,10 @@ def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
     store, draw = Away(), random.Random(11)
     before = Server(store, tmp_path / "a", "a")
     for _ in range(10):
-        before.observe(before.learner("kl_ucb"), "u", observation(draw))
+        before.observe(before.learner(KL), "u", observation(draw))
     before.states.close()
     server = Server(store, tmp_path / "b", "b")
-    learner = server.learner("kl_ucb")
+    learner = server.learner(KL)
     store.refuses = how == "refuses"
     if how == "hangs":
         store.there.clear()
@@ -412,17 +414,17 @@ def test_nobody_waits_for_a_store_that_is_away_and_nothing_is_lost(
     assert (learner.state("u").seen, learner.state("v").seen, learner.state(None).seen) == (15, 0, 15)
     server.states.close()
     again = Server(store, tmp_path / "b", "b")
-    assert again.learner("kl_ucb").state("u").seen == 15
+    assert again.learner(KL).state("u").seen == 15
     again.states.close()
 
 
 def test_a_context_that_was_only_asked_for_gets_what_the_store_has(tmp_path: Path) -> None:
     store, draw = Away(), random.Random(12)
     before = Server(store, tmp_path / "a", "a")
-    before.observe(before.learner("kl_ucb"), "u", observation(draw))
+    before.observe(before.learner(KL), "u", observation(draw))
     before.states.close()
     server = Server(store, tmp_path / "b", "b")
-    learner = server.learner("kl_ucb")
+    learner = server.learner(KL)
     store.refuses = True
     assert learner.state("u").seen == 0
     store.refuses = False

@@ -1,0 +1,124 @@
+"""What one server learns is used by all that share its store, whatever the store is."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clipper.serving.held import PREFIX, SHARED
+from clipper.serving.states import Learner, States
+from clipper.store import MemoryStore, RedisStore, SqliteStore, Store, open_store
+from clipper.store.journal import Journal
+from tests.unit.serving.test_states import Server, observation
+
+PATIENCE_S = 20.0
+Connect = Callable[[], Store]
+TEXT = "kl_ucb(discount=1.0)"
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "etcd"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """A function that connects once more to one and the same store."""
+    opened: list[Store] = []
+
+    def build() -> Store:
+        if request.param == "memory":
+            opened.append(opened[0] if opened else MemoryStore())
+        elif request.param == "sqlite":
+            opened.append(SqliteStore(tmp_path / "state.db", durable=False))
+        elif request.param == "redis":
+            opened.append(RedisStore(f"{request.getfixturevalue('redis_server').url}?prefix={tmp_path.name}:"))
+        else:
+            opened.append(open_store(f"{request.getfixturevalue('etcd_server').url}/{tmp_path.name}"))
+        return opened[-1]
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+class Following(Server):
+    """A server that follows the store, and writes when it is told to."""
+
+    def __init__(self, store: Store, folder: Path | None, node: str) -> None:
+        self.journal = Journal(folder)
+        self.states = States(store, self.journal, node, 1000, write_s=3600, follows=True)
+        self.states.replay(self.read)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def seen(learner: Learner, user: str = SHARED) -> float:
+    return float(learner.state(user).seen)
+
+
+def test_what_one_server_learns_is_used_by_all(connect: Connect, tmp_path: Path) -> None:
+    draw = random.Random(1)
+    ours, theirs = (Following(connect(), tmp_path / node, node) for node in "ab")
+    here, there = ours.learner(TEXT), theirs.learner(TEXT)
+    assert seen(here, "u") == seen(there, "u") == 0
+    for _ in range(20):
+        theirs.observe(there, "u", observation(draw))
+    theirs.states.flush()
+    wait_until(lambda: seen(here, "u") == seen(here) == 20)
+    assert not ours.states.dirty, "there is nothing to write"
+    ours.observe(here, "u", observation(draw))
+    for _ in range(4):  # both learn before either hears of the other
+        theirs.observe(there, "u", observation(draw))
+    theirs.states.flush()
+    wait_until(lambda: seen(here, "u") == seen(here) == 25)
+    ours.states.flush()
+    wait_until(lambda: seen(there, "u") == seen(there) == 25)
+    assert np.array_equal(here.state("u").rows, there.state("u").rows)
+    for server in (ours, theirs):
+        server.states.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_servers_that_follow_each_other_count_each_observation_once(
+    connect: Connect, tmp_path: Path, seed: int
+) -> None:
+    """Whatever is written and heard in between, by chance."""
+    draw = random.Random(seed)
+    servers = [Following(connect(), tmp_path / node, node) for node in "ab"]
+    for _ in range(150):
+        server = draw.choice(servers)
+        server.observe(server.learner(TEXT), draw.choice("uvw"), observation(draw))
+        if draw.random() < 0.3:
+            draw.choice(servers).states.flush()
+
+    def settled() -> bool:
+        for server in servers:
+            server.states.flush()
+        return all(seen(server.learner(TEXT)) == 150 for server in servers)
+
+    wait_until(settled)
+    for server in servers:
+        assert sum(seen(server.learner(TEXT), user) for user in "uvw") == 150
+        server.states.close()
+
+
+def test_states_that_nobody_here_holds_are_not_read(connect: Connect, tmp_path: Path) -> None:
+    draw = random.Random(2)
+    ours, theirs = (Following(connect(), tmp_path / node, node) for node in "ab")
+    here, there = ours.learner(TEXT), theirs.learner(TEXT)
+    theirs.observe(there, "somebody", observation(draw))
+    theirs.states.flush()
+    wait_until(lambda: seen(here) == 1)
+    assert here.users() == [SHARED]
+    broken = connect()
+    broken.put(f"{PREFIX}app/nothing/u:x", b"no state")
+    broken.put(here.key("u"), b"no state")
+    theirs.observe(there, "somebody", observation(draw))
+    theirs.states.flush()
+    wait_until(lambda: seen(here) == 2)
+    for server in (ours, theirs):
+        server.states.close()

@@ -1,0 +1,90 @@
+"""Policies after very many observations, very heavy ones, and states that were damaged."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from clipper.selection import Observation, Plan, Prediction, Query, Truth, policy_named
+from clipper.selection.learned import Learned, LearningPolicy
+from clipper.selection.lessons import lesson_of, observe
+from clipper.selection.policy import Policy
+from clipper.types import VersionedModel
+
+A, B = VersionedModel("a", 1), VersionedModel("b", 1)
+CHOOSE_ONE = ["exp3", "squarecb", "thompson", "kl_ucb", "tsallis_inf", "epsilon_greedy", "linucb", "lints"]
+ASK_ALL = ["exp4", "stacking", "logodds"]
+
+
+def is_finite(state: Learned) -> bool:
+    return bool(np.isfinite(state.rows).all() and np.isfinite(state.sure).all())
+
+
+def taught(
+    policy: Policy, state: Learned, n: int, right: dict[VersionedModel, float], draw: random.Random
+) -> tuple[Learned, float]:
+    """The state after n queries with feedback, and the share of the last hundred answers that came from model a."""
+    lesson, from_a = lesson_of(policy), []
+    for _ in range(n):
+        plan = policy.select(state, Query(None, draw.random(), (1.0,)), (A, B))
+        heard = {model: Prediction(int(draw.random() < right[model])) for model in plan.models}
+        from_a.append(plan.models == (A,))
+        state = observe(policy, state, Observation(plan, heard, Truth(1), None), lesson)
+    return state, sum(from_a[-100:]) / 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHOOSE_ONE)
+def test_a_model_that_fails_is_left_however_long_it_was_good(name: str) -> None:
+    """The theory of each (docs/selection.md) has it left within a few times the length of its memory."""
+    policy, draw = policy_named(name), random.Random(1)
+    state, before = taught(policy, policy.init((A, B)), 30_000, {A: 0.95, B: 0.7}, draw)
+    assert before > 0.8
+    _, after = taught(policy, state, 3_000, {A: 0.0, B: 0.7}, draw)
+    assert after < 0.2
+
+
+@pytest.mark.parametrize("weight", [1.0, 1000.0])
+@pytest.mark.parametrize("in_the_core", [True, False])
+def test_stacking_many_models_that_agree_stays_finite(weight: float, in_the_core: bool) -> None:
+    models = tuple(VersionedModel(f"m{i}", 1) for i in range(50))
+    policy = policy_named("stacking(rate=1.0)")
+    assert isinstance(policy, LearningPolicy)
+    fresh, lesson = policy.init(models), lesson_of(policy) if in_the_core else None
+    state = Learned(models, np.full((50, 1), 20.0), fresh.seen, fresh.labels, fresh.sure)  # as large as they become
+    for turn in range(12):
+        heard = {model: Prediction(turn % 3 if i % 10 else 7) for i, model in enumerate(models)}
+        state = observe(policy, state, Observation(Plan(models), heard, Truth(turn % 3), None, weight), lesson)
+        assert is_finite(state)
+    found = policy.combine(state, heard, ())
+    assert found.output == 2
+    assert math.isfinite(found.confidence)
+    assert 0 <= found.confidence <= 1
+    covering = policy_named("stacking(rate=1.0, coverage=0.9)")
+    assert 2 in covering.combine(state, heard, ()).set
+    assert np.array_equal(policy.decode(policy.encode(state)).rows, state.rows)
+
+
+@pytest.mark.parametrize("name", [*CHOOSE_ONE, *ASK_ALL])
+@pytest.mark.parametrize("how", ["observed", "decoded"])
+def test_a_state_that_is_not_finite_heals(name: str, how: str) -> None:
+    policy, draw = policy_named(name), random.Random(2)
+    assert isinstance(policy, LearningPolicy)
+    state, _ = taught(policy, policy.init((A, B)), 20, {A: 0.9, B: 0.1}, draw)
+    rows, sure = state.rows.copy(), state.sure.copy()
+    rows[0, 0], sure[3, 1] = math.nan, math.inf
+    broken = Learned(state.models, rows, state.seen, state.labels, sure, state.tracked)
+    if how == "decoded" and name.startswith("lin"):
+        with pytest.raises(ValueError, match="no factor of a positive matrix"):  # whoever reads it begins anew
+            policy.decode(policy.encode(broken))
+        return
+    if how == "decoded":
+        healed = policy.decode(policy.encode(broken))
+    else:
+        healed, _ = taught(policy, broken, 1, {A: 1.0, B: 1.0}, draw)
+    assert is_finite(healed)
+    if how == "decoded":
+        assert np.array_equal(healed.rows[1], state.rows[1]), "the other model keeps what it has learned"
+    heard = {A: Prediction(1), B: Prediction(1)}
+    assert math.isfinite(policy.combine(healed, heard, ()).confidence)
