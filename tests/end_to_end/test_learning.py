@@ -242,6 +242,51 @@ def test_a_score_of_a_default_that_is_nothing_teaches_nobody(models, app):
     assert handle.shares() == before
 
 
+def test_whole_floats_are_labels_where_the_outputs_are_whole_numbers(models, app):
+    handle = app(*models, policy="stacking", slo_ms=5000)
+    for _ in range(30):
+        assert handle.feedback(handle.predict(ROW).result(10), label=3.0)
+    answers = [handle.predict(ROW).result(10) for _ in range(30)]
+    assert handle.feedback_many(answers, [3.0] * 30).counted == 30
+    array = handle.predict_many(np.array([ROW] * 30)).result(10)
+    assert handle.feedback_many(array, np.full(30, 3.0)).counted == 30
+    shares = handle.shares()
+    assert shares[models[2].name] > 0.5
+
+
+@pytest.mark.parametrize("policy", ["stacking", "ensemble"])
+def test_feedback_that_can_not_be_is_refused_and_changes_nothing(models, app, server, policy):
+    handle = app(*models, policy=policy, slo_ms=5000)
+    answer, array = handle.predict(ROW).result(10), handle.predict_many(np.array([ROW, ROW])).result(10)
+    before = handle._question(handle.name).learner.state(None), server._learning.journal.last
+    for label in (3.5, 10**30, "\ud800", np.array([1.0, 2.0]), float("nan")):
+        with pytest.raises(InvalidInput):
+            handle.feedback(answer, label=label)
+        with pytest.raises(InvalidInput):
+            handle.feedback(input=ROW, label=label)
+        with pytest.raises(InvalidInput):
+            handle.feedback_many([answer], [label])
+        with pytest.raises(InvalidInput):
+            handle.feedback_many(array, [label, label])
+    for user in (7, "\ud800", "x" * 5000):
+        with pytest.raises(InvalidInput):
+            handle.feedback(input=ROW, label=3, user=user)
+        with pytest.raises(InvalidInput):
+            handle.predict(ROW, user=user)
+        with pytest.raises(InvalidInput):
+            handle.predict_many(np.array([ROW]), user=user)
+        with pytest.raises(InvalidInput):
+            handle.shares(user=user)
+    for labels in (5, None, np.array(3)):
+        with pytest.raises(InvalidInput):
+            handle.feedback_many([answer], labels)
+    with pytest.raises(InvalidInput):
+        handle.feedback_many(array, [3], rows=[[0], [1, 2]])
+    assert before == (handle._question(handle.name).learner.state(None), server._learning.journal.last)
+    assert handle.feedback(answer, label=3), "what was refused is not counted"
+    assert handle.feedback_many(array, [3, 3]).counted == 2
+
+
 TEACHER = """
 import sys
 import numpy as np

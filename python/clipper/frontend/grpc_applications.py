@@ -17,9 +17,9 @@ from clipper.frontend.protocols import message
 from clipper.frontend.rest import salt_of
 from clipper.serving.application import request_id
 from clipper.serving.ear import Future
-from clipper.serving.feedback import truth_of, weight_of
 from clipper.serving.observe import observe
 from clipper.serving.processor import Question, predict
+from clipper.serving.truths import truth_of, weight_of
 from clipper.types import InputType
 
 SERVICE: Final = "clipper.v1.Applications"

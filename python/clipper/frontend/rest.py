@@ -29,9 +29,9 @@ from clipper.frontend.routes import Routes
 from clipper.frontend.traces import Trace
 from clipper.selection import features_of
 from clipper.serving.ear import Future
-from clipper.serving.feedback import truth_of, weight_of
 from clipper.serving.observe import observe, observe_many
 from clipper.serving.processor import Question, predict
+from clipper.serving.truths import truth_of, weight_of
 from clipper.types import Answer, PredictionRequest, Qualifiers
 
 SALT_MAX = 2**63 - 1

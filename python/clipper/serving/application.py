@@ -6,12 +6,10 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from clipper.errors import InvalidInput
-from clipper.selection import Truth
 from clipper.serving.arrays import ARRAY_SLO_MS, predict_array
-from clipper.serving.feedback import PLAIN, truth_of, weight_of
 from clipper.serving.observe import Counted, observe, observe_many
 from clipper.serving.processor import Question, predict
-from clipper.serving.states import check_user
+from clipper.serving.truths import truth_of, user_of, weight_of
 from clipper.types import Answer, Answers
 from clipper_core.future import Future
 
@@ -66,8 +64,7 @@ class ApplicationHandle:
         UnknownPrediction (too old, never made here, another application's), Overloaded, StoreError. Threads: any.
         """
         question = self._question(self.name)
-        plain = type(label) in PLAIN and correct is None and score is None
-        truth = Truth(label) if plain else truth_of(label, correct, score)
+        truth = truth_of(label, correct, score)
         return observe(question, prediction, input, user, truth, weight_of(weight), context)
 
     def feedback_many(
@@ -86,9 +83,7 @@ class ApplicationHandle:
         """What the policy has learned, by `name:version`: each model's share of the queries, of a policy that asks one, else
         of the answer. They add up to 1; {} of a policy that learns nothing. Threads: any."""
         question = self._question(self.name)
-        portions = getattr(question.policy, "portions", None)
-        if user:
-            check_user(user)
+        portions, user = getattr(question.policy, "portions", None), user_of(user)
         return {str(model): share for model, share in portions(question.learner.state(user)).items()} if portions else {}
 
     def predict_many(

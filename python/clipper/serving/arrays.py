@@ -19,6 +19,7 @@ from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import JoinedRows
 from clipper.serving.processor import NO_FINITE_VALUE, Question, Unasked, plan_for, side_of, too_unsure, why_of
 from clipper.serving.stragglers import combine
+from clipper.serving.truths import user_of
 from clipper.types import Answers, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import predict_rows
@@ -39,6 +40,7 @@ class AskedArray(msgspec.Struct, frozen=True, eq=False):
 def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int, salt: int) -> Future:
     """Ask the models that the policy selects about every row; -> the future of `Answers`. InvalidInput for a wrong type or
     shape, or no rows; UnknownModel when nothing is linked."""
+    user = user_of(user)
     question = side_of(question, user)
     try:
         state, plan = plan_for(question, user)

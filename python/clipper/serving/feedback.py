@@ -9,23 +9,21 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from clipper.errors import InvalidInput, UnknownPrediction
+from clipper.errors import UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
-from clipper.selection.lessons import Column, Rows, column_of
+from clipper.selection.lessons import Column, Rows
 from clipper.serving.states import Learner
-from clipper.store.journal import RECORD_BYTES_MAX
 from clipper.types import VersionedModel
 from clipper_core.future import Future
 from clipper_core.recent_answers import RecentAnswers
 from clipper_core.status import Status
 
-LABEL_BYTES_MAX: Final = RECORD_BYTES_MAX // 2  # of one label: its record holds more than the label
 ANSWER_BYTES = 1024  # what keeping an answer costs beside its outputs
 
 
@@ -102,6 +100,12 @@ class JoinedRows:
             self._rows = self._read()
         rows = self._rows if len(places) == len(self) else self._rows.take(places)
         return msgspec.structs.replace(rows, labels=labels)
+
+    def outputs_of(self, places: NDArray[np.intp]) -> list[Column]:
+        """Return what the models that were asked said of these rows, a column a model."""
+        n = len(self)
+        columns = [self._future.outputs(0, j * n, n) for j in range(len(self.plan.models))]
+        return [column[places] if isinstance(column, np.ndarray) else [column[i] for i in places] for column in columns]
 
     def _read(self) -> Rows:
         n, future, models = len(self), self._future, self.learner.models
@@ -286,73 +290,3 @@ class Window:
 
 def _foreign(id: str, whose: str, application: str) -> UnknownPrediction:
     return UnknownPrediction(f"prediction {id!r} is one of application {whose!r}, not of {application!r}.")
-
-
-# -- what feedback says
-
-PLAIN = frozenset((int, str, bytes, bool))  # labels as they nearly always come, and as they are kept
-
-
-def truth_of(label: Any, correct: bool | None, score: float | None) -> Truth:
-    """Exactly one of them. InvalidInput otherwise, and for what can be no label."""
-    given = [name for name, value in (("label", label), ("correct", correct), ("score", score)) if value is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "nothing"
-        raise InvalidInput(f"feedback takes one of label, correct and score; this has {found}.")
-    if label is not None:
-        return Truth(plain_label(label))
-    if correct is not None:
-        if not isinstance(correct, bool | np.bool_):
-            raise InvalidInput(f"correct={correct!r}: it is True or False.", hint="A degree is score=, 0 to 1.")
-        return Truth(score=float(correct))
-    if isinstance(score, bool | str) or not isinstance(score, int | float | np.number) or not 0 <= score <= 1:
-        raise InvalidInput(f"score={score!r}: it must lie between 0 and 1.")
-    return Truth(score=float(score))
-
-
-def plain_label(label: Any) -> Any:
-    """A label as the models give it: a Python scalar, str, bytes, or a finite array. InvalidInput for anything else, and for
-    more than LABEL_BYTES_MAX: it is kept in the journal."""
-    if isinstance(label, np.generic):
-        label = label.item()
-    if isinstance(label, list | tuple):
-        label = np.asarray(label)
-    if isinstance(label, np.ndarray):
-        if label.dtype.kind not in "biuf" or not np.isfinite(label).all():
-            raise InvalidInput(f"a label of dtype {label.dtype}: an array label holds finite numbers.")
-        _check_size(label.nbytes)
-        return label
-    if isinstance(label, float) and not np.isfinite(label):
-        raise InvalidInput(f"label={label!r}: it must be finite.")
-    if not isinstance(label, bool | int | float | str | bytes):
-        raise InvalidInput(f"a label is a number, str, bytes or an array, not {type(label).__name__}.")
-    if isinstance(label, str | bytes):
-        _check_size(len(label))
-    return label
-
-
-def _check_size(size: int) -> None:
-    if size > LABEL_BYTES_MAX:
-        raise InvalidInput(f"a label of {size} bytes or characters: at most {LABEL_BYTES_MAX} are possible.")
-
-
-def label_column(labels: Sequence[Any] | NDArray[Any]) -> Column:
-    """Labels of many rows, each as `plain_label` has it, as an array where they are numbers of one kind."""
-    if isinstance(labels, np.ndarray) and labels.ndim == 1:
-        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-            raise InvalidInput(f"label={labels[~np.isfinite(labels)][0]}: it must be finite.")
-        if labels.dtype.kind in "bif":
-            return labels.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[labels.dtype.kind], copy=False)
-        labels = labels.tolist()
-    column = column_of(list(labels), plain_label)
-    if isinstance(column, np.ndarray) and column.dtype.kind == "f" and not np.isfinite(column).all():
-        raise InvalidInput(f"label={column[~np.isfinite(column)][0]}: it must be finite.")
-    return column
-
-
-def weight_of(weight: float) -> float:
-    if type(weight) is float and weight == 1.0:
-        return weight
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
-        raise InvalidInput(f"weight={weight!r}: it must lie above 0 and at most at 1000.")
-    return float(weight)

@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from clipper.errors import DeadlineExceeded, DoesNotFit, InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Prediction, Truth
 from clipper.selection.lessons import Column, Rows, column_of
-from clipper.serving.feedback import Joined, JoinedRows, Window, label_column
+from clipper.serving.feedback import Joined, JoinedRows, Window
 from clipper.serving.processor import Question, plan_for, side_of
 from clipper.serving.records import written, written_rows
 from clipper.serving.states import Learner, Seen
+from clipper.serving.truths import fitted_column, fitted_label, label_column, length_of, user_of
 from clipper.types import Answer, Answers, VersionedModel
 from clipper_core.model import predict_all
 from clipper_core.status import Status
@@ -39,6 +40,7 @@ def observe(
     window = question.window if question.window is not None else _window_of(question)
     if (prediction is None) == (input is None):
         raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
+    user = user_of(user)
     if prediction is None:
         question = side_of(question, user)
         seen = _asked_again(question, input, user, truth, weight, context)
@@ -51,8 +53,8 @@ def observe(
     if joined is None:
         return False
     learner, user = joined.learner, joined.user
-    seen = Observation(joined.plan, joined.heard() if joined.late else joined.arrived, truth, joined.answer, weight)
     try:
+        seen = joined.observation(_fitted(truth, joined), weight)
         number = learner.states.observe_one(learner, user, seen, written(learner, user, seen))
     except BaseException:
         joined.told = False  # what the journal refuses may be told again
@@ -74,21 +76,29 @@ def observe_many(
         return _observe_array(question, window, predictions, labels, rows)
     if rows is not None:
         raise InvalidInput("rows= chooses among the rows of an array of answers; this is a list.")
-    _same_length(len(predictions), labels)
+    _same_length(length_of("predictions", predictions), labels)
     column = label_column(labels)
     ids = [prediction.id if type(prediction) is Answer else _id_of(prediction) for prediction in predictions]
     places, found, unknown = window.take_many(ids, question.name)
     told = column.tolist() if isinstance(column, np.ndarray) else column
     told = [told[i] for i in places] if len(places) < len(ids) else told
-    _learn_joined(found, told)
+    told = _learn_joined(found, told)
     for i, joined, label in zip(places, found, told, strict=True) if question.teaching.active else ():
         question.teaching.tell_of(question.taught, ids[i], joined.observation(Truth(label), 1.0))
     return Counted(len(found), len(ids) - len(found) - unknown, unknown)
 
 
 def _same_length(n: int, labels: Sequence[Any]) -> None:
-    if len(labels) != n:
-        raise InvalidInput(f"{n} predictions and {len(labels)} labels.")
+    if (count := length_of("labels", labels)) != n:
+        raise InvalidInput(f"{n} predictions and {count} labels.")
+
+
+def _fitted(truth: Truth, joined: Joined) -> Truth:
+    """What was told, in the kind of what the models said."""
+    if not truth.known:
+        return truth
+    label = fitted_label(truth.label, [said.output for said in joined.heard().values()])
+    return truth if label is truth.label else Truth(label)
 
 
 def _window_of(question: Question) -> Window:
@@ -110,16 +120,17 @@ def _id_of(prediction: str | Answer) -> str:
 # -- lists of answers
 
 
-def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> None:
-    """By context, in the order of each. What the journal refuses may be told again."""
+def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> Sequence[Any]:
+    """By context, in the order of each; -> the labels as they were learned. What is refused may be told again."""
     if not found:
-        return
+        return labels
     groups: dict[tuple[Learner, str], list[int]] = {}
     for i, joined in enumerate(found):
         groups.setdefault((joined.learner, joined.user), []).append(i)
     items: list[Item] = []
     told: list[tuple[Learner, Sequence[Joined], Sequence[Any], Rows | None]] = []
     try:
+        labels = [_fitted(Truth(label), joined).label for label, joined in zip(labels, found, strict=True)]
         for (learner, user), places in groups.items():
             whole = len(places) == len(found)
             mine, truths = (found, labels) if whole else ([found[i] for i in places], [labels[i] for i in places])
@@ -134,6 +145,7 @@ def _learn_joined(found: Sequence[Joined], labels: Sequence[Any]) -> None:
     found[0].learner.states.commit(number)
     for each in told:
         _tell_watcher_of_list(*each)
+    return labels
 
 
 def _items(learner: Learner, user: str, found: Sequence[Joined], labels: Sequence[Any], rows: Rows | None) -> list[Item]:
@@ -201,7 +213,10 @@ def _observe_array(
 
 
 def _places(rows: ArrayLike, n: int) -> NDArray[np.intp]:
-    places = np.asarray(rows)
+    try:
+        places = np.asarray(rows)
+    except ValueError:
+        places = np.zeros((1, 1))
     whole = places.ndim == 1 and (places.dtype.kind in "iu" or not places.size)
     if not whole or (places.size and not 0 <= places.min() <= places.max() < n):
         raise InvalidInput(f"rows= are places of the array, whole numbers from 0 to {n - 1}.")
@@ -214,6 +229,7 @@ def _learn_rows(joined: JoinedRows, places: NDArray[np.intp], labels: Column) ->
     done = number = 0
     seen: list[Seen] = []
     try:
+        labels = fitted_column(labels, joined.outputs_of(places))
         for part, record in _parts(joined, places, labels):
             number = states.observe_one(learner, user, part, record)
             done += len(part) if isinstance(part, Rows) else 1
@@ -291,5 +307,7 @@ def _asked_again(
     answered: dict[VersionedModel, Prediction] = {model: heard[model] for model in plan.models if model in heard}
     missing = [model for model in plan.models if model not in heard]
     answer = question.policy.combine(state, answered, missing).output
+    if truth.known:
+        truth = Truth(fitted_label(truth.label, [said.output for said in heard.values()]))
     return Observation(plan, heard, truth, answer, weight)
 

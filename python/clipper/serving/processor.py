@@ -26,6 +26,7 @@ from clipper.serving.states import Learner, check_user
 from clipper.serving.stragglers import Means, combine
 from clipper.serving.tally import Lineup
 from clipper.serving.teaching import Teaching
+from clipper.serving.truths import user_of
 from clipper.types import Answer, Model, VersionedModel
 from clipper_core.future import Future
 from clipper_core.model import Model as CoreModel
@@ -175,6 +176,7 @@ def predict(
 ) -> Future:
     """Ask the models that the policy selects; -> the future of one Answer. id: the caller's, checked. InvalidInput for a wrong
     type or shape; UnknownModel when nothing is linked."""
+    user = user_of(user)
     if question.rollout is not None:
         question = side_of(question, user)
     try:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from clipper.errors import InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth, policy_named
 from clipper.selection.lessons import Rows, column_of
-from clipper.serving.feedback import JoinedRows, Window, label_column, truth_of, weight_of
+from clipper.serving.feedback import JoinedRows, Window
 from clipper.serving.records import read, written, written_rows
 from clipper.serving.states import Learner, States
+from clipper.serving.truths import label_column, truth_of, weight_of
 from clipper.store.journal import Journal
 from clipper.store.memory import MemoryStore
 from clipper.types import VersionedModel
@@ -165,7 +166,7 @@ def test_arrays_are_remembered_so_many_rows_and_so_long(learner: Learner) -> Non
     [
         ([1, 2], np.array([1, 2])), (np.array([1, 2], np.uint8), np.array([1, 2])), (np.array([True]), np.array([True])),
         (np.array([1, 2], np.int16), np.array([1, 2])), (np.array([0.5], np.float32), np.array([0.5])),
-        (["a", b"b"], ["a", b"b"]), (np.array(["a"]), ["a"]), ([1, True], [1, True]), ([2**70], [2**70]), ([], []),
+        (["a", b"b"], ["a", b"b"]), (np.array(["a"]), ["a"]), ([1, True], [1, True]), ([2**64 - 1], [2**64 - 1]), ([], []),
         ([np.int64(3), 4], [3, 4]),
     ],
 )  # fmt: skip
