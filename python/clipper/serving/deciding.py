@@ -1,8 +1,9 @@
 """Deciders of the user's own at work: on threads of their own, so that one that hangs keeps nobody else waiting.
 
 The core tells of arrivals on the callback thread; that only puts the query into a queue here. A few threads take queries from
-it and ask. One that does not return in its query's time is given up for lost, and another takes its place. The query itself is
-not held up by any of this: the core answers it when all its models have ended, or at the deadline.
+it and ask. One that does not return in its query's time is given up for lost, and another takes its place. Each decider has its
+own threads, so that one that hangs keeps only the queries of its own applications waiting, and nobody once it is replaced. The
+query itself is not held up by any of this: the core answers it when all its models have ended, or at the deadline.
 """
 
 import heapq
@@ -22,8 +23,8 @@ from clipper_core.status import Status
 if TYPE_CHECKING:
     from clipper.serving.speculating import Hearing
 
-THREADS_MAX = 4  # at work or waiting for work
-LOST_MAX = 16  # threads that do not come back; beyond that nobody is asked any more
+THREADS_MAX = 4  # of one decider, at work or waiting for work
+LOST_MAX = 16  # of its threads that do not come back; beyond that it is not asked any more
 IDLE_S = 1.0  # after which a thread without work ends
 OWN_STEP = 1  # of a verdict: the schedule beneath has one step, number 0
 
@@ -39,6 +40,11 @@ class Listener:
         self.future, self.hearing, self.state = future, hearing, state
         self.queued_s = float("inf")  # when it is asked next
         self.at_work = self.again = self.failed = False
+
+    @property
+    def decider(self) -> str:
+        """Who is asked: what threads and losses are counted by."""
+        return self.hearing.speculation.faults.whose
 
     @property
     def lost_s(self) -> float:
@@ -77,7 +83,39 @@ def view_of(future: Future, hearing: "Hearing", now_s: float) -> View:
 
 
 class Deciding:
-    """Threads: any. The queries that wait for a decider of the user's own, and the threads that ask it."""
+    """Threads: any. The deciders of the user's own, each with its queries and its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[str, DeciderPool] = {}
+        self._closing = False
+
+    def pool(self, decider: str) -> "DeciderPool":
+        """Return the queries and threads of one decider, made at first use; those of deciders without work are forgotten."""
+        with self._lock:
+            found = self._pools.get(decider)
+            if found is None:
+                self._pools = {name: pool for name, pool in self._pools.items() if pool.threads}
+                found = self._pools[decider] = DeciderPool()
+                if self._closing:
+                    found.close()
+            return found
+
+    def listen(self, listener: Listener) -> None:
+        """From now on it is asked, after each arrival, and now."""
+        self.pool(listener.decider).listen(listener)
+
+    def close(self) -> None:
+        """Ask nobody any more. Threads that do not come back are left to the process's end."""
+        with self._lock:
+            self._closing = True
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
+
+
+class DeciderPool:
+    """Threads: any. The queries that wait for one decider of the user's own, and the threads that ask it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -88,6 +126,11 @@ class Deciding:
         self._threads: set[threading.Thread] = set()
         self._lost = 0
         self._closing = False
+
+    @property
+    def threads(self) -> int:
+        """How many there are, lost ones too."""
+        return len(self._threads)
 
     def listen(self, listener: Listener) -> None:
         """From now on it is asked, after each arrival, and now."""
@@ -155,6 +198,8 @@ class Deciding:
                     listener.queued_s, listener.at_work = float("inf"), True
                     self._idle -= 1
                     self._at_work[threading.current_thread()] = max(listener.lost_s, now + 0.001)
+                    if self._queue:  # came before this thread had begun
+                        self._find_hands()
                     return listener
                 self._changed.wait((self._queue[0][0] if self._queue else idle_until) - now)
 

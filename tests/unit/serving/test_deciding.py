@@ -11,7 +11,7 @@ import pytest
 
 from clipper.selection import AnswerFrom, View, Wait
 from clipper.selection.own import Faults
-from clipper.serving.deciding import OWN_STEP, THREADS_MAX, Deciding, Listener, view_of
+from clipper.serving.deciding import LOST_MAX, OWN_STEP, THREADS_MAX, Deciding, Listener, view_of
 from clipper.types import VersionedModel
 from clipper_core.status import Status
 
@@ -86,8 +86,10 @@ def deciding() -> Iterator[Deciding]:
     made.close()
 
 
-def listen(deciding: Deciding, decide: Callable[[View], Any], slo_us: int = 10_000_000) -> tuple[Asked, Speculating]:
-    future, hearing = Asked(), Speculating(decide, slo_us)
+def listen(
+    deciding: Deciding, decide: Callable[[View], Any], slo_us: int = 10_000_000, name: str = "decider 'd'"
+) -> tuple[Asked, Speculating]:
+    future, hearing = Asked(), Speculating(decide, slo_us, faults=Faults(name))
     deciding.listen(Listener(future, hearing, None))  # type: ignore[arg-type]
     return future, hearing
 
@@ -171,7 +173,7 @@ def test_one_that_hangs_costs_nobody_else(deciding: Deciding, caplog: pytest.Log
         for _ in range(THREADS_MAX):
             listen(deciding, hangs, slo_us=1000)
             assert entered.acquire(timeout=PATIENCE_S)
-        while time.monotonic() < max(deciding._at_work.values()):  # their queries' time
+        while time.monotonic() < max(deciding.pool("decider 'd'")._at_work.values()):  # their queries' time
             threading.Event().wait(0.001)
         with caplog.at_level(logging.ERROR):
             future, _ = listen(deciding, two)
@@ -179,6 +181,55 @@ def test_one_that_hangs_costs_nobody_else(deciding: Deciding, caplog: pytest.Log
             future.arrives(1, 7)
             assert future.decided.wait(PATIENCE_S)
         assert "has not returned in its query's time; another thread goes on" in caplog.text
+    finally:
+        release.set()
+
+
+def test_one_that_hangs_keeps_no_other_decider_waiting(deciding: Deciding) -> None:
+    """However many of its queries hang, and for however long: the other is asked at once, and so is what replaces it."""
+    release, entered = threading.Event(), threading.Semaphore(0)
+
+    def hangs(view: View) -> Wait:
+        entered.release()
+        release.wait(60)
+        return Wait()
+
+    try:
+        for _ in range(THREADS_MAX + LOST_MAX + 8):
+            listen(deciding, hangs, slo_us=3_600_000_000, name="decider 'hangs'")
+        for _ in range(THREADS_MAX):
+            assert entered.acquire(timeout=PATIENCE_S)
+        for name in ("decider 'other'", "decider 'new'"):
+            future, _ = listen(deciding, two, name=name)
+            future.arrives(0, 7)
+            future.arrives(1, 7)
+            assert future.decided.wait(PATIENCE_S), "within its time, not that of the queries that hang"
+    finally:
+        release.set()
+
+
+def test_a_decider_that_loses_its_threads_is_asked_no_more(deciding: Deciding) -> None:
+    release, entered = threading.Event(), threading.Semaphore(0)
+
+    def hangs(view: View) -> Wait:
+        entered.release()
+        release.wait(60)
+        return Wait()
+
+    pool = deciding.pool("decider 'd'")
+    try:
+        for lost in range(LOST_MAX):
+            listen(deciding, hangs, slo_us=1)
+            assert entered.acquire(timeout=PATIENCE_S)
+            while time.monotonic() < max(pool._at_work.values()):
+                threading.Event().wait(0.001)
+            assert pool.threads == lost + 1
+        asked, _ = listen(deciding, two)
+        assert pool.threads == LOST_MAX, "no thread more"
+        assert not asked.decided.is_set()
+        other, _ = listen(deciding, lambda view: AnswerFrom(tuple(view.arrived)), name="decider 'new'")
+        other.arrives(0, 7)
+        assert other.decided.wait(PATIENCE_S)
     finally:
         release.set()
 
@@ -193,12 +244,13 @@ def test_those_that_are_lost_are_counted_until_they_return(deciding: Deciding) -
 
     listen(deciding, hangs, slo_us=1)
     assert entered.wait(PATIENCE_S)
-    while time.monotonic() < max(deciding._at_work.values()):
+    pool = deciding.pool("decider 'd'")
+    while time.monotonic() < max(pool._at_work.values()):
         threading.Event().wait(0.001)
     listen(deciding, two)
-    assert deciding._lost == 1
+    assert pool._lost == 1
     release.set()
-    while deciding._lost:
+    while pool._lost:
         threading.Event().wait(0.001)
 
 
@@ -207,4 +259,4 @@ def test_once_closed_nobody_is_asked(deciding: Deciding) -> None:
     future, _ = listen(deciding, lambda view: AnswerFrom(tuple(view.arrived)))
     future.arrives(0, 7)
     assert future.ruled is None
-    assert not deciding._threads
+    assert not deciding.pool("decider 'd'").threads

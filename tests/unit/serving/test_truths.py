@@ -8,7 +8,6 @@ import pytest
 from clipper.errors import InvalidInput
 from clipper.serving.truths import (
     LABEL_BYTES_MAX,
-    512,
     fitted_column,
     fitted_label,
     label_column,
