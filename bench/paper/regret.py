@@ -72,7 +72,7 @@ TRIALS = {
     "exp3, switching": Trial(EXP3, "switching", exp3),
     "tsallis_inf, by chance": Trial(TSALLIS, "chance", lambda t: 4 * math.sqrt(K * t) + 1, 124),
     "tsallis_inf, switching": Trial(TSALLIS, "switching", lambda t: 4 * math.sqrt(K * t) + 1),
-    "kl_ucb, by chance": Trial("kl_ucb", "chance", lai_robbins, 98),
+    "kl_ucb, by chance": Trial("kl_ucb(discount=1.0)", "chance", lai_robbins, 98),
     "thompson, by chance": Trial("thompson(discount=1.0)", "chance", lai_robbins, 64),
     "exp4 without share, by chance": Trial(EXP4, "chance", hedge, 65),
     "exp4 without share, switching": Trial(EXP4, "switching", hedge),

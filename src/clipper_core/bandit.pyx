@@ -224,19 +224,9 @@ cdef u32 rule_choose(const RuleState* rule, const double* rows, u32 k, double se
 
 # -- learning ----------------------------------------------------------------------------------------------------------
 
-cdef void _share(const RuleState* rule, double* rows, u32 k) noexcept nogil:
-    """A fixed share of the weight goes round to everybody, so that no lead grows without end."""
-    cdef double[MODELS_MAX] p
-    cdef u32 i
-    if rule.share > 0:
-        _softmax(rows, k, rule.share / k, p)
-        for i in range(k):
-            rows[i] = log(p[i])
-    _settle(rows, k)
-
-
 cdef void _learn_hedge(const RuleState* rule, double* rows, u32 k, const double* losses, double weight) noexcept nogil:
     """A loss that is not known counts as the mean of those that are: it moves nobody."""
+    cdef double[MODELS_MAX] p
     cdef double known = 0.0
     cdef u32 i, n = 0
     for i in range(k):
@@ -248,7 +238,11 @@ cdef void _learn_hedge(const RuleState* rule, double* rows, u32 k, const double*
     known /= n
     for i in range(k):
         rows[i] -= rule.eta * weight * (_clip(losses[i], 0.0, 1.0) if isfinite(losses[i]) else known)
-    _share(rule, rows, k)
+    if rule.share > 0:
+        _softmax(rows, k, rule.share / k, p)
+        for i in range(k):
+            rows[i] = log(p[i])
+    _settle(rows, k)
 
 
 cdef void _learn_mean(double* row, double rate, double loss, double weight) noexcept nogil:
@@ -314,7 +308,7 @@ cdef void rule_learn(const RuleState* rule, double* rows, u32 k, double seen, co
         _learn_counts(rule, rows, k, losses, weight, 1.0 if rule.kind == THOMPSON else 0.0)
     elif rule.kind == EXP3 and isfinite(lost) and p > 0:
         rows[chosen] -= rule.eta * weight * _clip(lost, 0.0, 1.0) / max(p, rule.floor)
-        _share(rule, rows, k)
+        _settle(rows, k)
     elif rule.kind == TSALLIS and isfinite(lost) and p > 0:
         _learn_tsallis(rule, rows, k, seen, _clip(lost, 0.0, 1.0), chosen, max(p, rule.floor), weight)
     elif rule.kind == SQUARECB:
@@ -401,8 +395,8 @@ cdef cnp.ndarray doubles_copied(cnp.ndarray array):
 cdef class Rule:
     """Threads: any. One rule with its parameters; rows f64[k, columns] go in, new rows come out, nothing is changed in place.
 
-    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB), least step (TSALLIS).  share: fixed share (HEDGE,
-    EXP3), share of chance (GREEDY), drift back to the long memory (SQUARECB).  floor: least probability; rate of the memory (SQUARECB).
+    kind: a RuleKind.  eta: step (EXP3, HEDGE, STACKING), width (SQUARECB), least step (TSALLIS).  share: fixed share (HEDGE),
+    share of chance (GREEDY), drift back to the long memory (SQUARECB).  floor: least probability; rate of the memory (SQUARECB).
     discount: of what was known, an observation (THOMPSON, LOGODDS, TSALLIS, KL_UCB); rate of the average (GREEDY, SQUARECB).
     """
 

@@ -75,9 +75,7 @@ class Bandit(LearningPolicy):
 class Exp3(Bandit):
     """Exp3 as in the paper: weights fall by exp(-eta loss / p), the choice is proportional to them.
 
-    eta: step; .1 follows a change within 400 queries, .03 is calmer.  floor: least probability of a model.  share: of the weight
-    that is dealt out evenly after each observation, so that a model that led for long can be left soon after it fails; its theory
-    (Exp3.S, Auer et al. 2002, section 8) takes 1 / T, T the observations between two changes; 0 is the paper's rule.
+    eta: step; .1 follows a change within 400 queries, .03 is calmer.  floor: least probability of a model.
     Cost: one model a query, 100 ns.  Regret: sqrt(2 T K ln K).  Use: adversarial losses, no assumption at all.
     Source: the paper, section 5.1; Auer, Cesa-Bianchi, Freund and Schapire 2002.
     """
@@ -85,11 +83,8 @@ class Exp3(Bandit):
     name = "exp3"
     fresh = (0.0,)
 
-    def __init__(self, eta: float = 0.1, floor: float = 1e-6, share: float = 1e-4, shadow: float = 0.0) -> None:
-        self.rule = Rule(
-            RuleKind.EXP3, eta=within("eta", eta, 1e-6, 10.0), floor=within("floor", floor, 0.0, 0.5),
-            share=within("share", share, 0.0, 0.5),
-        )  # fmt: skip
+    def __init__(self, eta: float = 0.1, floor: float = 1e-6, shadow: float = 0.0) -> None:
+        self.rule = Rule(RuleKind.EXP3, eta=within("eta", eta, 1e-6, 10.0), floor=within("floor", floor, 0.0, 0.5))
         self.shadow = within("shadow", shadow, 0.0, 1.0)
 
     def _newcomer(self, rows: Array) -> Array:
