@@ -6,7 +6,7 @@ from clipper_core.dtype cimport F64
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lane_new, lane_submit
 from clipper_core.machine cimport relaxed
-from clipper_core.status cimport FULL, NO_REPLICA, PENDING
+from clipper_core.status cimport FULL, NO_REPLICA, PENDING, TOO_LARGE
 from clipper_core.task cimport Lane
 
 cdef extern from *:
@@ -34,6 +34,8 @@ cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbyte
     cdef Status status = rows_shut(e)
     if status != PENDING:
         return status
+    if nbytes > e.limits.payload_bytes_max:
+        return TOO_LARGE        # whatever waits: no frame can hold it
     if lane == NULL or nbytes >> 32:
         return FULL
     if (gate_finish_us(&m.gates[klass], lane.ring.cells.tail.load(relaxed), now_us) > now_us + slo_us

@@ -188,6 +188,13 @@ def test_a_batch_never_exceeds_a_frame(new_world: Callable[..., World]) -> None:
     assert lone.status() == Status.TOO_LARGE
 
 
+def test_a_row_that_no_frame_can_hold_is_too_large_and_not_an_overload(new_world: Callable[..., World]) -> None:
+    world = new_world(frame_bytes_max=1 << 16, queue_bytes_max=1 << 16)
+    model = world.model("str", cached=False)
+    world.container(model)
+    assert model.predict("x" * (1 << 17)).status() == Status.TOO_LARGE
+
+
 def test_lanes_at_time_zero_are_known_once(new_world: Callable[..., World]) -> None:
     world = new_world()
     world.now_us = 0
