@@ -22,7 +22,7 @@ SDK = ROOT / "container_sdk" / "src" / "clipper_container"
 CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("machine", "allocation"),
     ("status", "dtype", "row_hash", "lead", "crc", "row_lock", "http_bytes", "shard_log", "spin"),
-    ("lz4", "json_rows", "http_head", "optimizer", "initializer", "shard_region"),
+    ("lz4", "json_rows", "http_head", "optimizer", "initializer", "shard_region", "standard_future"),
     ("prediction", "histogram", "ring", "timer_wheel", "batcher", "bandit", "admission", "v1", "pending", "projection"),
     ("decider", "row_index", "shard_counts"),
     ("column", "linear", "lesson", "row_arena"),

@@ -105,7 +105,7 @@ def test_what_is_no_prediction_is_told(returned, text):
 def test_the_message_for_a_wrong_count():
     assert str(WrongCount("svm", 8, "1 value")) == (
         "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of inputs and returns one "
-        "output per input. For one-at-a-time code use batch=False."
+        "output per input. For a function of one input, deploy it with row_by_row=True."
     )
 
 

@@ -262,7 +262,7 @@ def test_wrong_count_says_what_to_do(tmp_path, code):
     with serving(tmp_path, code, "models:one") as peer:
         assert peer.ask(fake.fixed(np.ones((8, 1)))).payload.decode() == (
             "model 'svm' got a batch of 8 and returned 1 value. predict() takes a list/array of inputs and returns one "
-            "output per input. For one-at-a-time code use batch=False."
+            "output per input. For a function of one input, deploy it with row_by_row=True."
         )
 
 

@@ -71,7 +71,7 @@ export function Mesh({ about, nowS }) {
 }
 
 function Nodes({ instances, nowS }) {
-  if (!instances.length) return <Empty command="clipper up, with [mesh] enabled = true">No node lives.</Empty>;
+  if (!instances.length) return <Empty command="clipper node --help">No node lives.</Empty>;
   return (
     <Scroll label="Nodes of the mesh">
       <table class="nodes">

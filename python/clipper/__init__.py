@@ -37,12 +37,23 @@ from clipper_core.future import Future
 
 __version__ = VERSION
 
-def start(config: "str | os.PathLike[str] | None" = None, **settings: Any) -> ClipperServer:
+
+def start(config: "str | os.PathLike[str] | None" = None, *, wait: bool = True, **settings: Any) -> ClipperServer:
     """Start a server in this process: `clipper.start()`, `clipper.start("clipper.toml")`, `clipper.start(state="dir")`.
 
+    wait: until the replicas of every model that the configuration declares are connected; otherwise see `server.wait_ready()`.
     settings: any key of the configuration (docs/operating.md), by its name or as `section=dict(...)`.
+    Raises ConfigError; DeployFailed when a declared model does not run, with its name, the cause and its container's last
+    lines; then there is no server.
     """
-    return ClipperServer(load_config(config, **settings)).start()
+    server = ClipperServer(load_config(config, **settings)).start()
+    if wait:
+        try:
+            server.wait_ready(models=server.config.models)
+        except BaseException:
+            server.close(drain_s=0)
+            raise
+    return server
 
 
 __all__ = [

@@ -125,10 +125,37 @@ def load(path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | No
         section: {name: _build(kind, leaves, (section, name), sections["batching"]) for name in _names(leaves, section)}
         for section, kind in _NAMED.items()
     }
+    if path is not None:
+        folder = Path(path).absolute().parent
+        named["models"] = {name: _resolved(model, folder) for name, model in named["models"].items()}
     sections["server"] = _with_token(sections["server"], leaves)
     config = Config(**sections, **named, origins={".".join(path): origin for path, (_, origin) in leaves.items()})
     _check(config, leaves)
     return config
+
+
+def _resolved(model: ModelSettings, folder: Path) -> ModelSettings:
+    """The model with everything that it names relative to the file's folder, where it is there.
+
+    A module or package that lies in the folder makes the folder part of the model's code, so that it is found by whoever
+    starts the model, from any folder, and goes into its image.
+    """
+    target, code = model.target, [str(folder / place) for place in model.code]
+    module, colon, _ = target.partition(":")
+    if colon and _has_module(folder, module.partition(".")[0]):
+        code.append(str(folder))
+    elif target and not colon and (folder / target).exists():
+        target = str(folder / target)
+    lines = []
+    for line in model.requirements:
+        option, _, file = line.partition(" ")
+        beside = folder / file.strip()
+        lines.append(f"-r {beside}" if option in ("-r", "--requirement") and beside.is_file() else line)
+    return msgspec.structs.replace(model, target=target, code=tuple(dict.fromkeys(code)), requirements=tuple(lines))
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    return bool(name) and ((folder / f"{name}.py").is_file() or (folder / name).is_dir())
 
 
 def merge_batching(base: Batching, override: Batching | str | Mapping[str, Any] | None) -> Batching:

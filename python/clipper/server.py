@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from clipper.catalog import Catalog
@@ -19,7 +19,7 @@ from clipper.frontend.streaming import Streaming
 from clipper.json_log import JsonLog
 from clipper.manage.applying import Applying
 from clipper.manage.building import Stage
-from clipper.manage.declared import application_settings, model_settings
+from clipper.manage.declared import application_settings, declared, model_settings
 from clipper.manage.deployment import Deployment, type_of
 from clipper.manage.described import of_management
 from clipper.manage.moving import Place
@@ -175,6 +175,15 @@ class ClipperServer(Streaming, Joining, Applying):
             self._learning.begin_again()
             with acting("the configuration", ""):
                 self._declare()
+
+    def wait_ready(self, timeout: float | None = None, models: Iterable[str] | None = None) -> None:
+        """Wait until all replicas of the models that this server starts are connected: of `models` by name, or of all.
+
+        timeout: seconds for all of them; None: server.load_s for each, beside the building of environments and images.
+        Raises DeployFailed with the model, the cause, and the last lines of its container; ShuttingDown. Threads: any.
+        """
+        self._check_open()
+        self._deployment.wait_ready(None if models is None else set(models), timeout)
 
     def close(self, drain_s: float | None = None) -> None:
         """Refuse new queries, let those in flight finish for `drain_s` seconds, end the rest, stop all. Idempotent."""
@@ -422,6 +431,8 @@ class ClipperServer(Streaming, Joining, Applying):
         """Models and applications of the config that the catalog does not have yet."""
         for name, wanted in self.config.models.items():
             if name not in self.catalog.view.versions:
-                self.deploy(name, wanted.target, **model_settings(wanted))
+                with declared(self.config, "models", name):
+                    self.deploy(name, wanted.target, **model_settings(wanted))
         for name, app in self.config.apps.items():
-            self._app(name, app.models, application_settings(app), measured=False)
+            with declared(self.config, "apps", name):
+                self._app(name, app.models, application_settings(app), measured=False)

@@ -13,6 +13,9 @@ cdef class Future:
     cdef Value at_once
     cdef u8 status_at_once
     cdef u8 view                       # of one task of `extra`, a future that owns the slots
+    cdef u8 settled                    # `outcome` holds the result
+    cdef u8 is_cancelled               # cancel() ended it
+    cdef u8 is_watched                 # concurrent.futures.wait or its like has looked: it has a StandardState
     cdef u64 own_id                    # of one without a block, given when asked for
     cdef u32 first
     cdef u32 count
@@ -22,12 +25,13 @@ cdef class Future:
     cdef object finish                 # Future -> result, or None: the prediction itself
     cdef readonly object extra         # what finish needs to know
     cdef object outcome                # result of finish, computed once
-    cdef bint settled
     cdef bint mixed                    # its tasks lie in several engines: who waits for it leads none
 
     cdef u32 first_open(self) noexcept nogil     # the first slot that is pending, from 0; slots: none is
     cdef bint is_done(self) noexcept nogil
-    cdef u8 _state(self, u32 i) noexcept nogil
+    cdef bint _end_now(self)
+    cdef object _watch(self)
+    cdef u8 _state_of(self, u32 i) noexcept nogil
     cdef Value _held(self, u32 i) noexcept nogil
     cdef int _wait(self, u64 until_us) noexcept nogil
     cdef bint _lead(self, u64 until_us, u64 slice_us) noexcept nogil

@@ -9,7 +9,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 import logging
-from concurrent.futures import CancelledError
+from concurrent.futures import Future as StandardFuture
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from clipper_core.column cimport (Column, column_confidences, column_first_failed, column_latencies_us, column_outputs,
@@ -21,8 +21,10 @@ from clipper_core.dtype cimport F64
 from clipper_core.hearing cimport hearing_cancel, hearing_drop, hearing_ruled
 from clipper_core.machine cimport atomic, futex_wait, monotonic_us, relaxed
 from clipper_core.prediction cimport TAG_BLOB, TAG_NONE, value_confidence, value_drop, value_heard, value_object
+from clipper_core.standard_future cimport cancelled_error, standard_begin, standard_forget, standard_of
 from clipper_core.status cimport BAD_INPUT, CANCELLED, FORKED, FULL, OK, PENDING, UNNEEDED, raise_for
 
+from clipper_core.standard_future import StandardState
 from clipper_core.status import Status as StatusName
 from clipper_core.status import error_for
 
@@ -64,6 +66,8 @@ cdef class Future:
         cdef u32 i
         cdef u8 state
         cdef Value value
+        if self.is_watched:
+            standard_forget(<size_t> <void*> self)
         if self.block == NULL:
             value_drop(&self.at_once)
             return
@@ -87,7 +91,7 @@ cdef class Future:
         Py_DECREF(<object> models)
         return True
 
-    cdef u8 _state(self, u32 i) noexcept nogil:
+    cdef u8 _state_of(self, u32 i) noexcept nogil:
         if self.block == NULL:
             return self.status_at_once
         return slot_state(self.block[0], self.first + i)
@@ -115,13 +119,28 @@ cdef class Future:
         return bool(self.is_done())
 
     def running(self):
-        return not self.is_done()
+        """Always False: a query that has not ended can still be cancelled."""
+        return False
 
     def cancelled(self):
-        return self._state(0 if self.hearing == NULL else self.count) == CANCELLED
+        """True after a cancel() that returned True."""
+        return bool(self.is_cancelled)
 
     def cancel(self):
-        """Give the query up. True if a task was still pending; a prediction on its way still fills the cache."""
+        """Cancel the query, unless it is done. Return True if it is cancelled now; result() then raises CancelledError.
+
+        What its tasks have brought by then can still be read (`outputs`, `statuses`, ...), and a prediction on its way still
+        fills the cache.
+        """
+        if not self.is_cancelled and not self.is_done():
+            self.is_cancelled = self._end_now() and (self.hearing == NULL or self._state_of(self.count) == CANCELLED)
+        return bool(self.is_cancelled)
+
+    def end_now(self):
+        """End the tasks that are pending, without cancelling: result() is made of what has come. True if one was pending."""
+        return self._end_now()
+
+    cdef bint _end_now(self):
         cdef DeliveryState* d = self.delivery.state
         cdef u32 i, ended = 0, boxes = 0
         if self.block == NULL or self.view:
@@ -203,6 +222,8 @@ cdef class Future:
 
     cdef object _outcome(self):
         """Once done: what result() returns or raises."""
+        if self.is_cancelled:
+            raise cancelled_error()
         if self.finish is not None:
             if not self.settled:
                 self.outcome = self.finish(self)
@@ -215,14 +236,14 @@ cdef class Future:
         return self._many()
 
     cdef object _heard(self):
-        if self.cancelled():
-            raise CancelledError()
         return [self._value(i) for i in range(self.count) if self.hearing.used >> i & 1]
 
     def exception(self, timeout=None):
-        """The error that `result()` would raise, or None."""
+        """The error that `result()` would raise, or None. Raises CancelledError of a query that was cancelled."""
         if not self.wait(timeout):
             raise FutureTimeout(f"no result within {timeout} s")
+        if self.is_cancelled:
+            raise cancelled_error()
         try:
             self.result(0)
         except Exception as error:
@@ -230,7 +251,7 @@ cdef class Future:
         return None
 
     cdef object _single(self, u32 i):
-        cdef u8 state = self._state(i)
+        cdef u8 state = self._state_of(i)
         if state == OK:
             return self._value(i)
         raise self._error(i, state)
@@ -241,7 +262,7 @@ cdef class Future:
 
     cdef object _error(self, u32 i, u8 state):
         if state == CANCELLED:
-            return CancelledError()
+            return cancelled_error()
         error = error_for(state, self.detail(i))
         if state == FULL and self._held(i).tag == F64:
             error.retry_after_s = self._value(i)
@@ -252,7 +273,7 @@ cdef class Future:
         cdef Column column = self._column(0, None)
         cdef u32 failed = column_first_failed(&column)
         if failed < self.count:
-            raise self._error(failed, self._state(failed))
+            raise self._error(failed, self._state_of(failed))
         return column_outputs(&column, None)
 
     cdef Column _column(self, u32 first, object n) except *:
@@ -279,7 +300,7 @@ cdef class Future:
     def status(self, u32 i=0):
         """How task `i` ended (Status), PENDING while it has not."""
         self._check(i)
-        return StatusName(self._state(i))
+        return StatusName(self._state_of(i))
 
     def statuses(self):
         """One u8 per task, shape (n,): how each ended (Status); 0 for those that have not."""
@@ -290,7 +311,7 @@ cdef class Future:
         """(tasks that have ended, tasks)."""
         cdef u32 i, done = self.count if self.block == NULL else 0 if self.hearing != NULL else self.first_open()
         for i in range(done, self.count):
-            done += self._state(i) != PENDING
+            done += self._state_of(i) != PENDING
         return done, self.count
 
     def outputs(self, missing=None, u32 first=0, n=None):
@@ -315,13 +336,13 @@ cdef class Future:
     def output(self, u32 i=0):
         """The prediction of task `i`, or None if it has none."""
         self._check(i)
-        return self._value(i) if self._state(i) == OK else None
+        return self._value(i) if self._state_of(i) == OK else None
 
     def confidence(self, u32 i=0):
         """The confidence the model gave to prediction `i`, or None."""
         cdef Value value
         self._check(i)
-        if self._state(i) != OK:
+        if self._state_of(i) != OK:
             return None
         value = self._held(i)
         return value_confidence(&value)
@@ -330,7 +351,7 @@ cdef class Future:
         """What task `i` brought: (output, confidence), each None without one; and a third, bytes, if the model said more."""
         cdef Value value
         self._check(i)
-        if self._state(i) != OK:
+        if self._state_of(i) != OK:
             return None, None
         value = self._held(i)
         return value_heard(&value)
@@ -340,7 +361,7 @@ cdef class Future:
         cdef Value value
         cdef u8 state
         self._check(i)
-        state = self._state(i)
+        state = self._state_of(i)
         if state == PENDING or state == OK or state == CANCELLED or state == UNNEEDED:
             return ""
         value = self._held(i)
@@ -350,7 +371,7 @@ cdef class Future:
         """The exception that task `i` ended with, as a query to its model alone raises it; None with a prediction, or pending."""
         cdef u8 state
         self._check(i)
-        state = self._state(i)
+        state = self._state_of(i)
         return None if state == PENDING or state == OK else self._error(i, state)
 
     cdef int _check(self, u32 i) except -1:
@@ -390,7 +411,7 @@ cdef class Future:
     def verdict(self):
         """(step, used, arrived) once decided: which step of the schedule did it, and bit sets of the tasks whose values are the
         answer's and of those that had arrived by then. None while pending, when cancelled, and without a decider."""
-        if self.hearing == NULL or self._state(self.count) != OK:
+        if self.hearing == NULL or self._state_of(self.count) != OK:
             return None
         return self.hearing.step, self.hearing.used, self.hearing.arrived
 
@@ -414,7 +435,7 @@ cdef class Future:
             if not self.is_done():
                 fn(self)
         for i in range(self.count):
-            if self._state(i) == PENDING:
+            if self._state_of(i) == PENDING:
                 view = future_new(self.delivery, self.block, self.first + i, 1, None, self)
                 view.view = view.mixed = True
                 view.add_done_callback(hear)
@@ -440,12 +461,44 @@ cdef class Future:
         else:
             self.delivery.on_callback(self, fn)
 
+    # -- what concurrent.futures.wait and as_completed, and asyncio.wrap_future look at
+
+    @property
+    def __class__(self):
+        """`concurrent.futures.Future`, so that isinstance() takes it for one. type() says what it is."""
+        return StandardFuture
+
+    cdef object _watch(self):
+        cdef u64 address = <size_t> <void*> self
+        if not self.is_watched:
+            made = StandardState()
+            if standard_begin(address, made):
+                self.is_watched = True
+                self.add_done_callback(made.end)
+        watched = standard_of(address)
+        if self.is_done():                  # seen here before the callback thread has come to it
+            watched.end(self)
+        return watched
+
+    @property
+    def _condition(self):
+        return self._watch().condition
+
+    @property
+    def _state(self):
+        return self._watch().state
+
+    @property
+    def _waiters(self):
+        return self._watch().waiters
+
     def __repr__(self):
         if not self.is_done():
             return f"<Future {self.id} pending>"
         if self.count > 1:
             return f"<Future {self.id} done, {self.count} tasks>"
         return f"<Future {self.id} {self.status().name}>"
+
 
 
 # -- await -------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _DETAILS = {
     MODEL_ERROR: "the model failed and said nothing",
     BAD_OUTPUT: "the model's reply had the wrong count, type or shape",
     REPLICA_LOST: "the container was lost with the query, and no second try was possible",
+    CANCELLED: "the query was cancelled",
     CLOSED: "the server is shutting down",
     FORKED: "this process is a fork; the server lives in its parent: start one of its own here",
     TOO_LARGE: "an input or output is larger than a frame may be; see limits.frame_bytes_max",

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import threading
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -184,6 +185,8 @@ def test_cancel_in_the_middle(deploy, server):
     done, total_ = future.progress()
     assert (done, total_) == (5000, 5000)
     assert {Status.OK, Status.CANCELLED} == set(future.statuses().tolist())
+    with pytest.raises(CancelledError):
+        future.result()
 
 
 def test_a_model_that_raises_for_one_row(deploy):

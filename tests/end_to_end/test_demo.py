@@ -180,7 +180,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     from click.testing import CliRunner
 
     result = CliRunner().invoke(main, ["demo", "--seconds", "1"])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert 'pip install "clipper-serving[demo]"' in result.stderr
 
 
@@ -189,7 +189,7 @@ def test_without_matplotlib_it_says_what_to_install_before_it_begins(monkeypatch
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = CliRunner().invoke(main, ["demo", "--plot", "x.png"])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "matplotlib is not installed" in result.stderr
     assert 'pip install "clipper-serving[plot]"' in result.stderr
 

@@ -112,14 +112,14 @@ def test_the_shell_makes_one(tmp_path: Path) -> None:
     made = [each.stdout.strip() for each in done]
     assert [ApiKeys(str(file)).check(f"Bearer {key}".encode()) for key in made] == ["ann", "bob"]
     assert file.stat().st_mode & 0o777 == 0o600
-    assert CliRunner().invoke(main, ["key", "a b", "--file", str(file)]).exit_code == 2
+    assert CliRunner().invoke(main, ["key", "a b", "--file", str(file)]).exit_code == 1
 
 
 @pytest.mark.parametrize("word", ["http", "grpc"])
 def test_up_takes_no_strangers_queries(word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["up", f"--{word}", "0.0.0.0:0"])
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert f"{word}.address = '0.0.0.0:0': any host that reaches it could ask." in done.stderr
     assert "--insecure" in done.stderr
 

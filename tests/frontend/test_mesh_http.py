@@ -266,7 +266,7 @@ def test_the_way_of_a_model_in_a_shell(run: Any, fake: FakeMesh, tmp_path: Path)
     assert "next: it waits to be asked" in run("explain", "shell1").output
     assert run("unregister", "shell1").output == "shell1 is not known any more\n"
     gone = run("status", "shell1")
-    assert gone.exit_code == 2
+    assert gone.exit_code == 1
     assert gone.output.startswith("error: the mesh has no model 'shell1'.")
 
 
@@ -291,7 +291,7 @@ def test_the_way_of_a_vmodel_in_a_shell(run: Any, fake: FakeMesh) -> None:
     assert run("vmodel", "rollback", "shell-best").output.startswith("shell-best: DEFINED, asks sv1")
     assert "shell-best" in run("vmodel", "ls").output
     assert run("vmodel", "delete", "shell-best").output == "shell-best stands for nothing any more\n"
-    assert run("vmodel", "status", "shell-best").exit_code == 2
+    assert run("vmodel", "status", "shell-best").exit_code == 1
 
 
 def test_who_holds_how_much(run: Any) -> None:

@@ -93,7 +93,7 @@ def test_the_shell_command_is_quick_to_help() -> None:
 
 def test_an_error_is_a_line_and_a_hint(here: Path) -> None:
     result = run("config", "show", "nowhere.toml")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stderr == "error: cannot read nowhere.toml: No such file or directory.\nName another file, or none.\n"
     assert result.stdout == ""
 
@@ -140,7 +140,7 @@ def test_check_says_what_is_right(here: Path) -> None:
 def test_check_says_what_is_wrong(here: Path) -> None:
     (here / "clipper.toml").write_text("[apps.digits]\nslo = 5\n")
     result = run("config", "check")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stderr.startswith("error: clipper.toml:2: unknown key 'slo' in [apps.digits] - did you mean 'slo_ms'?")
 
 
@@ -327,5 +327,5 @@ def test_up_takes_queries_over_http(here: Path) -> None:
 def test_up_says_what_is_wrong_with_its_file(here: Path) -> None:
     (here / "clipper.toml").write_text('[server]\nadress = "unix"\n')
     result = run("up")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "did you mean 'address'?" in result.stderr

@@ -30,7 +30,7 @@ class Evaluator:
     """How to run batches.
 
     retry_singly: rows of a batch that failed are tried one by one, and only the bad ones are marked.
-    row_by_row: the model takes one row and returns one output (`batch=False`).
+    row_by_row: the model takes one row and returns one output (`deploy(..., row_by_row=True)`).
     pad: rows are added (the last one again) up to a multiple of this; 0 for never.
     work: of a host of many models: which of them is at work.
     """

@@ -24,7 +24,7 @@ class WrongCount(BadOutput):
     def __init__(self, name: str, n: int, returned: str) -> None:
         super().__init__(
             f"model '{name}' got a batch of {n} and returned {returned}. predict() takes a list/array of inputs and "
-            "returns one output per input. For one-at-a-time code use batch=False."
+            "returns one output per input. For a function of one input, deploy it with row_by_row=True."
         )
 
 

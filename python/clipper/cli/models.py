@@ -105,9 +105,10 @@ def _tell(server: Any, name: str, over: threading.Event) -> None:
 
 def home_of(target: str) -> list[str]:
     """This folder, if the module is in it."""
-    top = Path(target.partition(":")[0].partition(".")[0])
-    here = top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()
-    return [str(Path.cwd())] if ":" in target and here else []
+    module, colon, _ = target.partition(":")
+    top = module.partition(".")[0]
+    here = bool(colon and top) and (Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file())
+    return [str(Path.cwd())] if here else []
 
 
 @click.command(short_help="Make a version the latest.")

@@ -1,6 +1,5 @@
 """`clipper export dockerfile`, `compose` and `k8s`: models as images, for builders and clusters of one's own."""
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -194,12 +193,11 @@ def _declared(file: Path, place: Path, redis: bool) -> tuple[list[Model], tuple[
     from clipper.serving.scaling import replica_bounds
 
     config, models = load(file), []
-    sys.path.insert(0, str(file.absolute().parent))
     for name, wanted in config.models.items():
         if not wanted.target:
             continue
         version = wanted.version or 1
-        package = pack(wanted.target, name, version, place)
+        package = pack(wanted.target, name, version, place, wanted.code)
         least, most = replica_bounds(name, replicas_of(wanted), config.limits.replicas_max)
         models.append(Model(
             name, version, type_of(wanted.input or package.input or "any"), replicas=least, replicas_max=most,

@@ -6,7 +6,7 @@ import click
 
 from clipper.errors import ClipperError, did_you_mean
 
-EXIT_USAGE = 2
+EXIT_FAILED = 1  # click exits with 2 for a command line that is wrong
 
 
 class Verbs(click.Group):
@@ -28,4 +28,4 @@ class Verbs(click.Group):
             click.secho(f"error: {error.message}", fg="red", err=True)
             if error.hint:
                 click.echo(error.hint, err=True)
-            ctx.exit(EXIT_USAGE)
+            ctx.exit(EXIT_FAILED)

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Final
 
 from clipper.deploy import sdk
 from clipper.deploy.deployer import ContainerSpec, options
-from clipper.deploy.needs import Needs, python_here
+from clipper.deploy.needs import Needs, packages_of, python_here
 from clipper.deploy.pins import pinned
 from clipper.errors import PackagingError
 from clipper.types import VERSION
@@ -65,7 +66,7 @@ class Image:
 def image_of(spec: ContainerSpec, needs: Needs, base: str = "") -> Image:
     """The image of a model. base: a Python image, `{python}` in it stands for the version that the model needs.
 
-    Raises: PackagingError: a file that is gone, too much beside a model.
+    Raises: PackagingError: a file or module that is not found, too much beside a model.
     """
     files = {f"sdk/{sdk.WHEEL}": sdk.wheel()}
     target, folders = _model(spec, needs, files)
@@ -99,6 +100,7 @@ def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[
             budget -= len(content)
         folders.append(f"/code/{number}")
     if not needs.is_file:
+        _check_module(needs, model)
         return needs.target, folders
     path = Path(needs.target)
     try:
@@ -107,6 +109,20 @@ def _model(spec: ContainerSpec, needs: Needs, files: dict[str, bytes]) -> tuple[
         hint = "Deploy the model again."
         raise PackagingError(f"model '{model}': cannot read {path}: {error.strerror}.", hint=hint) from None
     return f"/model/{path.name}", folders
+
+
+def _check_module(needs: Needs, model: str) -> None:
+    """Refuse a "module:attribute" whose module would not be in the image. Lines of its own for pip may bring it."""
+    module = needs.module
+    if needs.requirements or module in sys.stdlib_module_names or module == "clipper_container" or packages_of([module]):
+        return
+    if not any(Path(folder, f"{module}.py").is_file() or Path(folder, module).is_dir() for folder in needs.code):
+        searched = ", ".join(needs.code) or "it has none"
+        raise PackagingError(
+            f"model '{model}': the module {module!r} of {needs.target!r} is in no folder of its code ({searched}) and in no "
+            "installed package.",
+            hint="Deploy it with the folder that holds the module: code=[...], clipper deploy --code FOLDER.",
+        )
 
 
 def _folder(root: Path, model: str, budget: int) -> Iterator[tuple[str, bytes]]:

@@ -61,6 +61,11 @@ class Needs:
     def is_file(self) -> bool:
         return bool(self.sha256)
 
+    @property
+    def module(self) -> str:
+        """The top-level module of a `module:attribute`; "" for a file."""
+        return "" if self.is_file else self.target.partition(":")[0].partition(".")[0]
+
     def pip(self) -> tuple[str, ...]:
         """Lines for pip that make an environment for it beside clipper-container: what was asked for, then what its adapter
         imports and nobody asked for; without requirements, everything it was packed with, at the versions of then."""

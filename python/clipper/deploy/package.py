@@ -42,6 +42,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OURS = frozenset({"clipper", "clipper_core", "clipper_container"})
 _SEARCH_DEPTH_MAX = 6
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 _SAFER = {  # by kind
     "estimator": "Save it as .skops (skops.io.dump) or .onnx (skl2onnx.to_onnx), and deploy that file.",
     "torch": "Save it as .onnx (torch.onnx.export) or TorchScript (torch.jit.save), and deploy that file.",
@@ -258,8 +259,14 @@ def _travels(module: types.ModuleType) -> bool:
 
 
 def _is_local(file: str) -> bool:
-    """Is it the user's own file, rather than Python's or an installed package's? Some installers put symbolic links there."""
+    """Is it the user's own file, rather than Python's or an installed package's?
+
+    Some installers put links among the installed packages, to files that lie elsewhere (uv, Nix), and some have folders of
+    packages that this Python does not list as its own (PYTHONPATH of Nix, Bazel): all of these are installed.
+    """
     paths = (os.path.abspath(file), os.path.realpath(file))
+    if any(not _PACKAGES.isdisjoint(path.split(os.sep)) for path in paths):
+        return False
     return not any(path.startswith(place + os.sep) for path in paths for place in _installed_places())
 
 

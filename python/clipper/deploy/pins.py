@@ -24,7 +24,7 @@ def pinned(needs: Needs) -> tuple[str, ...]:
     if not needs.requirements:
         lines = tuple(f"{line}=={version}" if (version := version_of(line)) else line for line in lines)
     if needs.kind == "module" and not needs.requirements:
-        found = packages_of([module for folder in needs.code for module in imported(Path(folder))])
+        found = packages_of([needs.module, *(module for folder in needs.code for module in imported(Path(folder)))])
         lines = (*lines, *(f"{name}=={version}" for name, version in found.items()))
     named = {_plain(match[0]) for line in lines if (match := _NAME.match(line))}
     here = (match[1] for line in lines if (match := _PINNED.fullmatch(line)) and _is_here(match[1], match[2]))

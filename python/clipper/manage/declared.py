@@ -4,6 +4,7 @@ A file only adds and changes: what it does not name any more runs on, until some
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -18,6 +19,19 @@ _ACTOR = "the configuration"
 _AT_START = ("server", "limits", "batching", "feedback", "http", "streams", "model_streams")
 
 
+@contextmanager
+def declared(config: Config, section: str, name: str) -> Iterator[None]:
+    """Errors say which model or application of the configuration they are about, and where it is declared."""
+    try:
+        yield
+    except ClipperError as error:
+        places = [origin for key, origin in config.origins.items() if key.startswith(f"{section}.{name}.")]
+        where = f"{places[0]}: " if places else ""
+        message = f"{where}{'model' if section == 'models' else 'application'} {name!r}: {error.message}"
+        error.args = (message, *error.args[1:])
+        raise
+
+
 def model_settings(wanted: ModelSettings) -> dict[str, Any]:
     """As ClipperServer.deploy takes them."""
     return {
@@ -25,6 +39,7 @@ def model_settings(wanted: ModelSettings) -> dict[str, Any]:
         "reads": wanted.reads or None, "tolerance": wanted.tolerance, "cache": wanted.cache, "retry_singly": wanted.retry_singly,
         "version": wanted.version or None, "requirements": wanted.requirements, "python": wanted.python,
         "deployer": wanted.deployer, "memory_mib": wanted.memory_mib, "cpus": wanted.cpus, "gpus": wanted.gpus,
+        "code": wanted.code,
     }  # fmt: skip
 
 

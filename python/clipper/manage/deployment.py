@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -378,9 +378,20 @@ class Deployment:
         needs = needs_of(model) if model.deployer in ENGINES else None
         return spec_of(model, connect=self._address(), token=self._token, threads=threads, needs=needs)
 
-    def _await_replicas(self, model: Model) -> None:
-        self._building.wait(model.id)
-        until = time.monotonic() + self.config.server.load_s
+    def wait_ready(self, names: Collection[str] | None, timeout_s: float | None) -> None:
+        """Wait until the replicas of models that are in service are connected, of these names or of all."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for model in self.catalog.models():
+            if model.target and model.replicas and (names is None or model.name in names):
+                self._await_replicas(model, until)
+
+    def _await_replicas(self, model: Model, until_s: float | None = None) -> None:
+        """Wait for the containers of a version: until `until_s`, or for server.load_s after its environment or image is built."""
+        load_s = self.config.server.load_s
+        if until_s is None:
+            self._building.wait(model.id)
+        until = time.monotonic() + load_s if until_s is None else until_s
+        began = time.monotonic()
 
         def failed() -> bool:
             return model.id in self._failures
@@ -388,16 +399,22 @@ class Deployment:
         while not self.containers.wait_for(model.id, model.replicas, min(1.0, max(0.0, until - time.monotonic())), failed):
             if failure := self._failures.get(model.id):
                 raise DeployFailed(failure)
-            if self._building.stage_of(model.id).stage == IMAGE:
-                until = time.monotonic() + self.config.server.load_s
+            if until_s is None and self._building.stage_of(model.id).stage == IMAGE:
+                until = time.monotonic() + load_s
             if time.monotonic() >= until:
-                lines = "\n".join(self._deployer.logs(model.name, model.version, 0)[-20:])
+                waited_s = load_s if until_s is None else time.monotonic() - began
                 raise DeployFailed(
-                    f"model '{model.id}' did not connect within {self.config.server.load_s:g} s. Its last lines:\n{lines}",
-                    hint="Raise server.load_s if it is slow to load.",
+                    f"model '{model.id}' did not connect within {waited_s:g} s. Its last lines:\n{self._last_lines(model)}",
+                    hint="Raise server.load_s if it is slow to load." if until_s is None else "",
                 )
             if self._closed:
                 raise ShuttingDown("this server is closed.", hint="Start another with clipper.start().")
+
+    def _last_lines(self, model: Model) -> str:
+        try:
+            return "\n".join(self._deployer.logs(model.name, model.version, 0)[-20:])
+        except KeyError:  # it was not started yet
+            return "none"
 
     # -- replicas come, go and are asked for
 
@@ -450,8 +467,9 @@ class Deployment:
             self._expected.stopped(id_, event.replica)
         level = logging.INFO if event.kind in (EventKind.STARTED, EventKind.STOPPED) else logging.WARNING
         about = {"model": str(id_), "replica": event.replica, "event": str(event.kind)}
-        _log.log(level, "container %s/%d %s %s", id_, event.replica, event.kind, event.detail, extra=about)
         last = next((line for line in reversed(event.log_tail) if line.strip()), "")[:INCIDENT_CHARS_MAX]
+        said = f"{event.detail}. Its last line: {_printable(last)}" if last else event.detail
+        _log.log(level, "container %s/%d %s %s", id_, event.replica, event.kind, said, extra=about)
         self.incidents.append(Incident(wall_time_us(), str(id_), event.replica, str(event.kind), event.detail, last))
         if event.kind is EventKind.FAILED:
             lines = "\n".join(event.log_tail)
@@ -493,6 +511,11 @@ def _accuracy(replicas: Sequence[dict[str, Any]]) -> float | None:
     """As the model itself says: the mean of its replicas, each of which learns by itself."""
     said = [replica["accuracy"] for replica in replicas if replica.get("accuracy") is not None]
     return sum(said) / len(said) if said else None
+
+
+def _printable(text: str) -> str:
+    """What a container wrote, without control characters: a log may be read on a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _replace(record: Any, **changes: Any) -> Any:

@@ -47,7 +47,7 @@ def predict_array(question: Question, inputs: Any, user: str | None, slo_us: int
     except PolicyFailed as failure:
         core = question.cores[question.models[0]]
         future = predict_rows((core,), inputs, slo_us, salt, _finish_unasked, Unasked(question, failure.message))
-        future.cancel()
+        future.end_now()
         return future
     cores = tuple([question.cores[model] for model in plan.models])
     salt = question.teaching.session(question.models, user, salt)

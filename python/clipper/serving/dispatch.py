@@ -35,6 +35,7 @@ bind_errors(
         Status.MODEL_ERROR: errors.ModelFailed,
         Status.BAD_OUTPUT: errors.BadOutput,
         Status.REPLICA_LOST: errors.ReplicaLost,
+        Status.CANCELLED: errors.Cancelled,
         Status.CLOSED: errors.ShuttingDown,
         Status.FORKED: errors.ForkedProcess,
         Status.BAD_INPUT: errors.InvalidInput,

@@ -220,7 +220,7 @@ def _unasked(question: Question, x: Any, slo_us: int, salt: int, reason: str, id
         question.lineup.tally.asked.add()
     core = question.cores[question.models[0]]
     future = predict_all((core,), x, slo_us, salt, finish_unasked, Unasked(question, reason, id))
-    future.cancel()
+    future.end_now()
     return future
 
 

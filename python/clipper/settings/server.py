@@ -167,6 +167,10 @@ class FeedbackSettings(msgspec.Struct, frozen=True):
 
 class ModelSettings(msgspec.Struct, frozen=True):
     target: Annotated[str, about("what to run: `module:function` or a file; empty: its containers are started elsewhere")] = ""
+    code: Annotated[
+        tuple[str, ...],
+        about("folders or files that it imports, beside what lies in the file's own folder; relative to that folder"),
+    ] = ()
     version: Annotated[int, about("its number; 0 for the next", ge=0, le=(1 << 31) - 1)] = 0
     replicas: Annotated[int, about("containers to start", "replicas", ge=0, le=1024)] = 1
     replicas_max: Annotated[

@@ -170,7 +170,7 @@ class Journal:
         if self.nbytes + len(data) > self.bytes_max:
             raise Overloaded(
                 f"the journal holds {self.nbytes} of {self.bytes_max} bytes.",
-                hint="Its states are not written to the store fast enough; raise limits.journal_bytes_max.",
+                hint="Its states are not written to the store fast enough; raise feedback.journal_bytes_max.",
             )
         if self.mode == "os":
             self._make_room(len(data))

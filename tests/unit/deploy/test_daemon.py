@@ -63,7 +63,7 @@ def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_start
     events = []
     settings = DockerSettings(socket=f"unix://{tmp_path}/not-there.sock")
     deployers = Deployers(events.append, RestartPolicy(), settings, Owner(tmp_path))
-    spec = ContainerSpec(name="svm", target="mine:f", connect="unix:/x", deployer="docker", needs=needs())
+    spec = ContainerSpec(name="svm", target="json:loads", connect="unix:/x", deployer="docker", needs=needs())
     try:
         for _ in range(2):
             deployers.start(spec)
@@ -85,7 +85,7 @@ def test_a_replica_that_cannot_be_started_fails_with_the_reason_and_can_be_start
 def needs():
     from clipper.deploy.needs import Needs
 
-    return Needs("mine:f", "module")
+    return Needs("json:loads", "module")
 
 
 def test_containers_are_left_over_when_their_server_is_gone(tmp_path: Path) -> None:
