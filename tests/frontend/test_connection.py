@@ -340,6 +340,10 @@ SMUGGLED = {
     "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "HTTP/2 without asking": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a version there is not": b"GET / HTTP/3.0\r\nHost: a\r\n\r\n",
+    "no version": b"GET /\r\nHost: a\r\n\r\n",
+    "a version that lost its first letters": b"POST /a pTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+    "a target that took the version": b"POST /a/pTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
+    "HTTP/2.0": b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
     "no method": b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 }

@@ -343,6 +343,8 @@ class Connection(asyncio.Protocol):
             return
         if self._head_bytes + len(self._url) > settings.header_bytes_max:
             self._refuse_head()
+        elif self._parser.get_http_version() not in ("1.0", "1.1"):  # none at all is read as 0.9
+            self._refuse(Refused(400, "the request line has no version that is spoken here: HTTP/1.0 or HTTP/1.1."))
         elif self._hosts != 1 and (self._hosts or self._parser.get_http_version() != "1.0"):
             self._refuse(Refused(400, f"the request has {self._hosts} Host headers: it needs one."))
         elif b"transfer-encoding" in self._headers and self._parser.get_http_version() == "1.0":
