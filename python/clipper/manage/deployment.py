@@ -381,7 +381,7 @@ class Deployment:
     def wait_ready(self, names: Collection[str] | None, timeout_s: float | None) -> None:
         """Wait until the replicas of models that are in service are connected, of these names or of all."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        for model in self.catalog.models():
+        for model in self.catalog.view.models():
             if model.target and model.replicas and (names is None or model.name in names):
                 self._await_replicas(model, until)
 

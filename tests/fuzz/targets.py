@@ -1,0 +1,524 @@
+"""Fuzz targets: each takes bytes as a stranger could send them, and raises when what reads them misbehaves.
+
+A target has `seeds()`, sound inputs to begin with, and `run(data)`. It may raise only for a fault: errors that the reader
+documents for bad bytes are caught here. Where there is a second reader of the same format, both must agree.
+"""
+
+import contextlib
+import json
+import math
+import re
+import socket
+import struct
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clipper.errors import ClipperError
+from clipper_core.status import StatusError
+
+PATIENCE_S = 20.0
+
+
+class Target(NamedTuple):
+    """seeds: -> sound inputs by name.  run: reads one input; what it raises is a fault."""
+
+    seeds: Callable[[], dict[str, bytes]]
+    run: Callable[[bytes], object]
+
+
+# -- container frames: the compiled reader beside that of the container SDK
+
+
+def _frame_seeds() -> dict[str, bytes]:
+    from clipper_core.codec import Kind, encode_frame, encode_rows
+
+    numbers, texts = np.arange(6.0).reshape(3, 2), ["a", "", "long " * 9]
+    return {
+        "hello": encode_frame(Kind.HELLO, b"\x80", id=1),
+        "reply": encode_rows(Kind.REPLY, numbers, id=7, checked=True),
+        "reply-confidence": encode_rows(Kind.REPLY, numbers, confidence=[0.5, 1, 0], status=[0, 1, 0], text="why"),
+        "reply-strings": encode_rows(Kind.REPLY, texts, id=9),
+        "reply-compressed": encode_rows(Kind.REPLY, texts, compressed=True),
+        "reply-qualifiers": encode_rows(Kind.REPLY, numbers, qualifiers=[b"\x81\xa1a\x01", b"", b"x"]),
+        "predict-sessions": encode_rows(Kind.PREDICT, numbers, sessions=[1, 2, 3]),
+        "failure": encode_frame(Kind.FAILURE, b"no luck", id=3),
+    }
+
+
+def _run_frame(data: bytes) -> None:
+    from clipper_container import wire
+    from clipper_core.codec import HEADER_BYTES, decode_header, open_rows
+
+    limits = {"payload_bytes_max": 1 << 16, "rows_max": 256}
+    ours = theirs = None
+    with contextlib.suppress(StatusError, ClipperError):
+        ours = decode_header(data[:HEADER_BYTES], **limits)
+    if len(data) >= HEADER_BYTES:
+        with contextlib.suppress(wire.BadFrame):
+            theirs = wire.decode_header(data[:HEADER_BYTES], **limits)
+    assert (ours is None) == (theirs is None), f"one reader takes this head, the other does not: {ours} {theirs}"
+    if ours is None or theirs is None:
+        return
+    payload = data[HEADER_BYTES : HEADER_BYTES + ours.payload_bytes]
+    assert ours.payload_bytes <= limits["payload_bytes_max"]
+    with contextlib.suppress(StatusError, ClipperError):
+        rows = open_rows(ours, payload, output_bytes_max=1 << 16, **limits)
+        assert rows.n <= limits["rows_max"]
+        assert rows.data.nbytes <= 1 << 17
+    if theirs.kind in (wire.Kind.PREDICT, wire.Kind.REPLY):
+        with contextlib.suppress(wire.BadFrame):
+            wire.open_rows(theirs, np.frombuffer(payload, np.uint8), 1 << 16)
+
+
+# -- replies to batches in flight
+
+
+def _reply_seeds() -> dict[str, bytes]:
+    from clipper_core.codec import Kind, encode_frame, encode_rows
+
+    number = _batch_in_flight()[2]
+    outputs = np.array([1.0, 2.0, 3.0])
+    return {
+        "reply": encode_rows(Kind.REPLY, outputs, id=number),
+        "reply-twice": encode_rows(Kind.REPLY, outputs, id=number) * 2,
+        "reply-confidence": encode_rows(Kind.REPLY, outputs, confidence=[1, 0.5, 0], status=[0, 1, 0], text="why", id=number),
+        "reply-strings": encode_rows(Kind.REPLY, ["a", "b", "c"], id=number),
+        "reply-compressed": encode_rows(Kind.REPLY, ["a" * 50, "b", "c"], id=number, compressed=True),
+        "reply-rows": encode_rows(Kind.REPLY, np.ones((3, 2, 2), np.float32), id=number, checked=True),
+        "failure": encode_frame(Kind.FAILURE, b"no luck", id=number),
+        "heartbeat": encode_frame(Kind.HEARTBEAT) + encode_frame(Kind.GOODBYE),
+    }
+
+
+def _batch_in_flight() -> tuple[Any, list[Any], int]:
+    """A world on a clock of its own in which three queries were sent to one container; and the id of their batch."""
+    from tests.core.conftest import World
+
+    world = World()
+    model = world.model(cached=False)
+    container = world.container(model, checked=False)
+    futures = [model.predict(float(i), slo_ms=50) for i in range(3)]
+    world.step(100)
+    ((number, _),) = container.read()
+    return world, futures, number
+
+
+def _run_reply(data: bytes) -> None:
+    world, futures, _ = _batch_in_flight()
+    (container,) = world.containers
+    cut = len(data) // 2
+    sound = container.send(data[:cut]) and container.send(data[cut:])
+    world.step(10)
+    if sound:
+        container.read()
+    else:
+        container.lose()
+    world.pass_deadline(100_000)
+    for future in futures:
+        assert future.done(), "a query was left without an answer"
+        with contextlib.suppress(Exception):
+            future.result(0)
+    world.close()
+
+
+# -- HTTP: heads and bodies, beside h11
+
+
+def _http_seeds() -> dict[str, bytes]:
+    post = b"POST /api/a/predict HTTP/1.1\r\nHost: a\r\n"
+    return {
+        "post": post + b"Content-Length: 12\r\n\r\n{\"input\": 1}",
+        "pipelined": (post + b"Content-Length: 2\r\nX-Request-Id: q-1\r\n\r\n{}") * 2,
+        "chunked": post + b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
+        "get": b"GET /metrics?a=b HTTP/1.1\r\nHost: a\r\nAccept: */*\r\nConnection: keep-alive\r\n\r\n",
+        "close": b"GET / HTTP/1.0\r\nConnection: close\r\n\r\n",
+        "binary": post + b"Inference-Header-Content-Length: 2\r\nContent-Length: 6\r\n\r\n{}\0\0\0\0",
+        "expect": post + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
+        "upgrade": b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    }
+
+
+def _h11_requests(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
+    """Method, target and body of the requests that h11 reads, up to the first that is no request."""
+    import h11
+
+    found, line = [], h11.Connection(h11.SERVER)
+    line.receive_data(data)
+    try:
+        while isinstance(request := line.next_event(), h11.Request):
+            body = b""
+            while isinstance(event := line.next_event(), h11.Data):
+                body += bytes(event.data)
+            if not isinstance(event, h11.EndOfMessage):
+                break
+            found.append((request.method, request.target, body))
+            line.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+            line.send(h11.EndOfMessage())
+            line.start_next_cycle()
+    except (h11.RemoteProtocolError, h11.LocalProtocolError):
+        pass
+    return found
+
+
+def _run_http(data: bytes) -> None:
+    from clipper.frontend.messages import Response
+    from clipper_core.http_head import read_head
+    from tests.frontend.conftest import Line
+
+    seen: list[tuple[bytes, bytes, bytes]] = []
+
+    def handle(request: Any) -> Response:
+        seen.append((request.method.encode(), request.path, bytes(request.body)))
+        return Response(200, b"")
+
+    Line(handle).feed(data[: len(data) // 2]).feed(data[len(data) // 2 :])
+    theirs = _h11_requests(data)
+    assert len(seen) <= len(theirs) or _is_looser(data), f"read as {seen}, by h11 as {theirs}"
+    for mine, other in zip(seen, theirs, strict=False):
+        if mine[0] != b"HEAD":
+            assert (mine[0], mine[2]) == (other[0], other[2]), f"read as {mine}, by h11 as {other}"
+    plain = read_head(data[: data.find(b"\r\n\r\n") + 4]) if b"\r\n\r\n" in data else False
+    if not isinstance(plain, bool) and len(data) >= plain.bytes + plain.body_bytes:
+        body = data[plain.bytes : plain.bytes + plain.body_bytes]
+        assert theirs[:1] == [(b"POST", plain.path, body)], f"the compiled reader: {plain}, h11: {theirs[:1]}"
+
+
+def _is_looser(data: bytes) -> bool:
+    """Whether h11 may read less: it refuses long heads and more blanks, and stops at an offer to upgrade, at CONNECT
+    and at a close.
+    """
+    lines = re.search(rb"(?m)^[A-Z]+ +\S+ {2,}HTTP|^[A-Z]+ {2,}", data)
+    return len(data) > 1 << 15 or lines is not None or re.search(rb"(?i)upgrade|connect|http/1\.0|close", data) is not None
+
+
+# -- numbers in JSON, beside float()
+
+
+NUMBER = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
+def _number_seeds() -> dict[str, bytes]:
+    texts = ["0", "-0.0", "1e308", "4.9e-324", "9007199254740993", "1e18446744073709551616", "123456789.987654321e-5", "-1e22"]
+    return {f"number-{i}": text.encode() for i, text in enumerate(texts)} | {"row": b"[1, 2.5, -3e-7]"}
+
+
+def _run_number(data: bytes) -> None:
+    from clipper_core.json_rows import RowReader
+
+    for dtype in ("f64", "f32", "i64"):
+        found = RowReader(dtype, ()).read(data)
+        if found is None:
+            continue
+        value, end = found
+        text = data[:end].strip(b" \t\r\n")
+        assert NUMBER.fullmatch(text), f"{text!r} is no number, and was read as {value}"
+        _compare(text, value, dtype)
+    row = RowReader("f64", (3,)).read(data)
+    if row is not None:
+        expected = json.loads(data[: row[1]])
+        assert [float(one) for one in np.asarray(row[0]).tolist()] == [float(one) for one in expected]
+
+
+def _compare(text: bytes, value: Any, dtype: str) -> None:
+    if dtype == "i64":
+        assert int(value) == int(text), f"{text!r} was read as {value}"
+        return
+    expected = float(text)
+    if dtype == "f32":
+        with np.errstate(over="ignore"):
+            expected = float(np.float32(expected))
+        assert math.isclose(float(value), expected, rel_tol=2e-7, abs_tol=1e-44), f"{text!r} was read as {value}"
+        return
+    assert struct.pack("<d", float(value)) == struct.pack("<d", expected), f"{text!r} was read as {value}, not {expected}"
+
+
+# -- messages to a shard
+
+
+class _Shard:
+    """A shard's loop on a socket, and a thread that answers its calls; one for all inputs."""
+
+    _one: "_Shard | None" = None
+
+    def __init__(self) -> None:
+        from clipper_core.embedding import Table
+        from clipper_core.optimizer import Optimizer
+        from clipper_core.shard_door import ShardDoor
+
+        self._folder = tempfile.TemporaryDirectory(prefix="clipper-fuzz-")
+        self._table = Table("users", 5, optimizer=Optimizer("adagrad"))
+        self._door = ShardDoor(frame_bytes_max=1 << 20, connections_max=16)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self.path = f"{self._folder.name}/shard.sock"
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._door.listen(self._listener.fileno())
+        self._door.add_table(self._table)
+        self._door.ready = True
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._door.run), threading.Thread(target=self._answer)]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    def get(cls) -> "_Shard":
+        cls._one = cls._one or cls()
+        return cls._one
+
+    @classmethod
+    def close(cls) -> None:
+        one, cls._one = cls._one, None
+        if one is not None:
+            one._stopping.set()
+            one._door.stop()
+            for thread in one._threads:
+                thread.join()
+            one._listener.close()
+            one._folder.cleanup()
+
+    def _answer(self) -> None:
+        from clipper.params.frames import unpacked
+
+        while not self._stopping.wait(0.0005):
+            for whom, _, body in self._door.calls():
+                with contextlib.suppress(ClipperError):
+                    unpacked(body)
+                self._door.answer(whom, b"answered", admit=True)
+
+
+def _hello() -> bytes:
+    from clipper.params.frames import Head, Kind, packed
+
+    call = packed({"call": "hello", "worker": 3, "ids": np.arange(3)})
+    return Head(Kind.CALL, id=1, payload_bytes=len(call)).packed() + call
+
+
+def _shard_seeds() -> dict[str, bytes]:
+    from clipper.params.frames import Head, Kind
+
+    ids = np.arange(3, dtype="<i8").tobytes()
+    rows = np.ones((3, 5), "<f4").tobytes() + bytes(4)
+    pull = Head(Kind.PULL, rows=3, id=2, payload_bytes=len(ids)).packed() + ids
+    push = Head(Kind.PUSH, rows=3, id=3, worker=7, sequence=1, payload_bytes=len(ids + rows)).packed() + ids + rows
+    late = Head(Kind.PUSH, rows=3, id=3, worker=7, sequence=(1 << 64) - 1, payload_bytes=len(ids + rows)).packed() + ids + rows
+    share = Head(Kind.SHARE, id=4).packed()
+    return {"call": _hello(), "pull": pull, "push": push, "late": late, "pull-push": pull + push, "share": share}
+
+
+def _run_shard(data: bytes) -> None:
+    from clipper.params.frames import HEAD_BYTES, read_head, unpacked
+
+    if len(data) >= HEAD_BYTES:
+        with contextlib.suppress(ClipperError):
+            read_head(data[:HEAD_BYTES])
+        with contextlib.suppress(ClipperError):
+            unpacked(data[HEAD_BYTES:])
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(PATIENCE_S)
+        line.connect(_Shard.get().path)
+        line.sendall(_hello())  # what is not admitted is not read any further
+        line.recv(1 << 16)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            line.sendall(data)
+            line.shutdown(socket.SHUT_WR)
+            while line.recv(1 << 16):  # until it is closed: a shard that hangs is a fault
+                pass
+
+
+# -- messages of our gRPC services
+
+
+def _grpc_seeds() -> dict[str, bytes]:
+    from clipper.frontend.protocols import message
+
+    infer = message("inference.ModelInferRequest")(model_name="svm", id="q-1")
+    tensor = infer.inputs.add(name="x", datatype="FP64", shape=[2, 2])
+    tensor.contents.fp64_contents.extend([1, 2, 3, 4])
+    raw = message("inference.ModelInferRequest")(model_name="svm", raw_input_contents=[bytes(16)])
+    raw.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    strings = message("inference.ModelInferRequest")(raw_input_contents=[b"\x03\0\0\0abc\0\0\0\0"])
+    strings.inputs.add(name="x", datatype="BYTES", shape=[2])
+    seeds = {"infer": infer, "infer-raw": raw, "infer-strings": strings}
+    return {name: each.SerializeToString() for name, each in seeds.items()} | {"empty": b""}
+
+
+def _run_grpc(data: bytes) -> None:
+    from google.protobuf.message import DecodeError
+
+    from clipper.frontend import v2, v2_rpc
+    from clipper.frontend.protocols import message
+    from clipper.mesh.splice import extract, inject
+    from clipper.types import InputType
+
+    with contextlib.suppress(DecodeError, ClipperError):
+        request = v2_rpc.decode(message("inference.ModelInferRequest").FromString(data))
+        for type_ in ("f64[2]", "f32[4]", "str", "any"):
+            with contextlib.suppress(ClipperError):
+                v2.rows_of(request, InputType.parse(type_))
+    parsed = None
+    with contextlib.suppress(DecodeError):
+        parsed = message("inference.ModelInferRequest").FromString(data)
+    with contextlib.suppress(ClipperError):
+        found = extract(data, (1,))  # the model's name, which is read without the schema
+        if parsed is not None:
+            assert (found or "") == parsed.model_name, f"the name is {parsed.model_name!r}, read as {found!r}"
+        changed = inject(data, (1,), "another")
+        assert extract(changed, (1,)) == "another"
+        if parsed is not None:
+            parsed.model_name = "another"
+            again = message("inference.ModelInferRequest").FromString(changed)
+            assert again.SerializeToString(deterministic=True) == parsed.SerializeToString(deterministic=True)
+
+
+# -- files: the journal and snapshots
+
+
+def _journal_seeds() -> dict[str, bytes]:
+    from clipper.store.journal import Journal
+
+    with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:
+        journal = Journal(Path(place), "os")
+        journal.append_many([b"first", b"", b"x" * 100, bytes(range(64))])
+        journal.close()
+        (path,) = Path(place).glob("*")
+        data = path.read_bytes().rstrip(b"\0")
+    return {"four-records": data, "zeros": data + bytes(64), "torn": data[:-9], "empty": b""}
+
+
+def _run_journal(data: bytes) -> None:
+    from clipper.store.journal import Journal
+
+    with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:
+        folder = Path(place)
+        written = Journal(folder, "os")
+        written.append(b"named as a journal names it")
+        written.close()
+        (path,) = folder.glob("*")
+        path.write_bytes(data)
+        with contextlib.suppress(ClipperError):
+            journal = Journal(folder, "os")
+            first = list(journal.replay())
+            journal.append(b"and on")
+            journal.close()
+            journal = Journal(folder, "os")
+            second = list(journal.replay())
+            journal.close()
+            assert second[:-1] == first, "records changed when the journal was opened again"
+            assert second[-1][1] == b"and on"
+            numbers = [number for number, _ in second]
+            assert numbers == sorted(set(numbers)), "a number was given out twice"
+
+
+def _snapshot_seeds() -> dict[str, bytes]:
+    from clipper.params.snapshots import FILE, MANIFEST, PartWriter
+
+    with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:
+        writer = PartWriter(Path(place), 1, 0, 1)
+        ids = np.arange(3)
+        writer.add({"tables": [{"name": "users", "dim": 2}]})
+        writer.add({"rows": [{"table": 0, "ids": ids, "values": np.ones((3, 2), np.float32)}]})
+        part = writer.finish(base=0, epoch=1, version=2)
+        blocks, manifest = (part.folder / FILE).read_bytes(), (part.folder / MANIFEST).read_bytes()
+    return {"blocks": b"B" + blocks, "manifest": b"M" + manifest, "no-blocks": b"B"}
+
+
+def _run_snapshot(data: bytes) -> None:
+    """The first byte says which of the two files of a part the rest is."""
+    from clipper.errors import FrameError, StoreError
+    from clipper.params import snapshots
+
+    content = data[1:]
+    with tempfile.TemporaryDirectory(prefix="clipper-fuzz-") as place:
+        folder = Path(place) / f"version-{1:012d}" / "shard-0-of-1"
+        folder.mkdir(parents=True)
+        if data[:1] == b"M":
+            (folder / snapshots.FILE).write_bytes(b"")
+            (folder / snapshots.MANIFEST).write_bytes(content)
+            snapshots.part_of(folder)
+            snapshots.sets_in(Path(place))
+            return
+        (folder / snapshots.FILE).write_bytes(content)
+        said: dict[str, Any] = {"format": snapshots.FORMAT, "number": 1, "shard": 0, "shards": 1, "base": 0, "epoch": 1,
+                                "version": 2, "rows": 3, "nbytes": len(content), "crc": 0, "created_us": 1}  # fmt: skip
+        text = json.dumps({**said, "checksum": snapshots._checksum(said)})
+        (folder / snapshots.MANIFEST).write_text(text)
+        part = snapshots.part_of(folder)
+        assert part is not None
+        with contextlib.suppress(StoreError, FrameError):
+            for piece in snapshots.pieces_of(part):
+                assert isinstance(piece, dict)
+
+
+# -- string blocks: LZ4 beside the reference, and the columns of strings of version 1
+
+
+def _string_seeds() -> dict[str, bytes]:
+    from clipper_core.lz4 import Search, encode_lz4
+    from clipper_core.v1 import V1, encode_v1
+
+    texts = [b"", b"abc", b"a" * 300, b"abcd" * 40 + b"xyz", bytes(range(200))]
+    blocks = {
+        f"block-{i}-{search.name.lower()}": b"L" + struct.pack("<I", len(text)) + encode_lz4(text, search)
+        for i, text in enumerate(texts)
+        for search in (Search.LITERALS, Search.QUICK)
+    }
+    strings = encode_v1(V1.V1_STR, ["a", "", "long " * 20])
+    numbers = encode_v1(V1.V1_VAR_F64, [np.arange(3.0), np.arange(0.0)])
+    return blocks | {"v1-strings": b"V" + strings, "v1-numbers": b"V" + numbers}
+
+
+def _run_strings(data: bytes) -> None:
+    """The first byte says whether the rest is a block with its size, or a message of version 1."""
+    from clipper_container import wire
+    from clipper_core.lz4 import Search, decode_lz4, encode_lz4
+    from clipper_core.v1 import V1_HEAD_BYTES, decode_v1, message_bytes_v1
+
+    if data[:1] == b"V":
+        with contextlib.suppress(StatusError, ClipperError):
+            size = message_bytes_v1(data[1 : 1 + V1_HEAD_BYTES], bytes_max=1 << 16, rows_max=256)
+            assert size <= (1 << 16) + V1_HEAD_BYTES
+            assert len(decode_v1(data[1 : 1 + size], bytes_max=1 << 16, rows_max=256)) <= 256
+        return
+    if len(data) < 5:
+        return
+    size, block = struct.unpack_from("<I", data, 1)[0] & 0xFFFF, data[5:]
+    ours = theirs = None
+    with contextlib.suppress(StatusError, ClipperError):
+        ours = decode_lz4(block, size)
+        assert len(ours) == size
+    with contextlib.suppress(wire.BadFrame):
+        theirs = wire.lz4_decode(np.frombuffer(block, np.uint8), size)
+    assert ours is None or theirs is None or ours == theirs, "the two readers of LZ4 differ"
+    for search in Search:
+        assert decode_lz4(encode_lz4(block, search), len(block)) == block
+
+
+TARGETS = {
+    "frames": Target(_frame_seeds, _run_frame),
+    "replies": Target(_reply_seeds, _run_reply),
+    "http": Target(_http_seeds, _run_http),
+    "numbers": Target(_number_seeds, _run_number),
+    "shard": Target(_shard_seeds, _run_shard),
+    "grpc": Target(_grpc_seeds, _run_grpc),
+    "journal": Target(_journal_seeds, _run_journal),
+    "snapshot": Target(_snapshot_seeds, _run_snapshot),
+    "strings": Target(_string_seeds, _run_strings),
+}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What targets share, ended afterwards; warnings of numpy about strange numbers are no faults."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            yield
+        finally:
+            _Shard.close()
