@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import clipper
-from tests.frontend.conftest import Ask
+from tests.frontend.conftest import QUICK, Ask, ask
 
 INFER = "/v2/models/total/infer"
 
@@ -228,3 +228,27 @@ def test_tritonclient_reads_configuration_statistics_and_repository(server: clip
         manager.load_model("sum")
         with pytest.raises(Exception, match="did you mean 'sum'"):
             manager.unload_model("sun")
+
+
+def holed(rows: Any) -> Any:
+    found = np.array(rows, float)
+    found[:, 0] = np.nan
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_model_asked_by_its_name_may_say_nan(count: int) -> None:
+    with clipper.start(http="127.0.0.1:0", **QUICK) as server:
+        server.deploy("holed", holed, input="f64[2]")
+        tensor = {"name": "input", "shape": [count, 2], "datatype": "FP64", "data": [1.0, 2.0] * count}
+        body: dict[str, Any] = {"inputs": [tensor]}
+        found = ask(server.http_address, "POST", "/v2/models/holed/infer", body)
+        assert (found.status, found.json["outputs"][0]["data"]) == (200, [None, 2.0] * count)
+        found = ask(server.http_address, "POST", "/v2/models/holed/infer", {**body, "parameters": {"binary_data_output": True}})
+        size = int(found.headers["inference-header-content-length"])
+        rows = np.frombuffer(found.body[size:]).reshape(count, 2)
+        assert found.status == 200
+        assert np.isnan(rows[:, 0]).all()
+        assert (rows[:, 1] == 2.0).all()
+        assert np.isnan(server.model("holed").predict(np.ones(2)).result(10)[0])

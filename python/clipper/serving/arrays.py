@@ -100,7 +100,7 @@ def _alone(future: Future, question: Question, model: VersionedModel, statuses: 
     confidence = np.clip(np.nan_to_num(future.confidences(), nan=1.0), 0.0, 1.0)
     absent = statuses != Status.OK
     reasons = _whys(question, future, model, statuses)
-    unusable = _unusable(outputs) & ~absent
+    unusable = _unusable(outputs) & ~absent if question.name else np.zeros(len(absent), np.bool_)  # a model by name: as it is
     if unusable.any():
         reasons[NO_FINITE_VALUE.format(model)] = int(unusable.sum())
     nothing = absent | unusable

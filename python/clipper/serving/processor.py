@@ -16,6 +16,7 @@ import msgspec
 from clipper.errors import ForkedProcess, PolicyFailed, UnknownModel
 from clipper.foreign_text import Sampler, last_line
 from clipper.selection import Combined, Plan, Policy, Prediction, Query, features_of
+from clipper.selection.policy import NOTHING, sound_confidence
 from clipper.serving.arms import Arm, Split
 from clipper.serving.dispatch import FORK_HINT
 from clipper.serving.feedback import Window
@@ -252,6 +253,8 @@ def finish(future: Future) -> Answer:
     except PolicyFailed as failure:
         return default_answer(future, question, failure.message, asked.id)
     arrived, missing, combined, decided_by = outcome
+    if not combined.used and not question.name and len(question.models) == 1:
+        combined = _as_it_is(arrived)
     reason = ""
     if not combined.used:
         reason = _why_nothing(future, asked, arrived)
@@ -285,6 +288,14 @@ def finish(future: Future) -> Answer:
         request_id=asked.id,
         qualifiers=said_beside(arrived),
     )
+
+
+def _as_it_is(arrived: Mapping[VersionedModel, Prediction]) -> Combined:
+    """What a model that is asked by its name said, NaN and infinities too: no policy has to make anything of it."""
+    for model, prediction in arrived.items():
+        if prediction.output is not None:
+            return Combined(prediction.output, sound_confidence(prediction.confidence), (model,))
+    return NOTHING
 
 
 Outcome = tuple[dict[VersionedModel, Prediction], Sequence[VersionedModel], Combined, str]
