@@ -14,7 +14,7 @@ export CLIPPER_BUILD
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: help works-with venv build demo test quick test-full mutants check stress soak asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
+.PHONY: help works-with venv build demo test quick test-full mutants check stress soak fuzz asan tsan bench count dashboard screenshots docs clean distclean micro peers FORCE \
   .venv/.fetched-tests .venv/.servers .venv/.clients .venv/.browser .venv/.valgrind .venv/.works-with
 .DEFAULT_GOAL := help
 
@@ -62,10 +62,13 @@ soak: .venv/.installed  ## a mixed load with a fault every 5 s; memory, descript
 	@$(PY) -m tests.soak $(ARGS)
 
 asan: .venv/.installed  ## core, stress and simulation tests under the sanitizers of addresses and undefined behaviour
-	@$(call sanitize,$@,tests/core tests/stress tests/simulation,-k "not memory_comes_back and not similar_rows")
+	@$(call sanitize,$@,tests.run,tests/core tests/stress tests/simulation -k "not memory_comes_back and not similar_rows")
 
 tsan: .venv/.installed  ## the stress tests under the sanitizer of threads
-	@$(call sanitize,$@,tests/stress)
+	@$(call sanitize,$@,tests.run,tests/stress)
+
+fuzz: .venv/.installed  ## what reads bytes of strangers, under the sanitizer of addresses (ARGS="--minutes 60")
+	@$(call sanitize,asan,tests.fuzz,)
 
 bench: .venv/.peers  ## one question, beside its anchors (NAME=engine ARGS="--quick --json")
 	@$(PY) -m bench $(NAME) $(ARGS)
@@ -110,7 +113,7 @@ lib=$$(g++ -print-file-name=lib$(1).so); \
 test "$${lib#/}" != "$$lib" || { echo "skipped: g++ has no lib$(1).so; apt-get install lib$(1)8 or its like"; exit 0; }; \
 rm -f build/$(1)-report.* && $(PY) tools/build_core.py --variant $(1) --out build/$(1)/package --jobs $(JOBS) && \
 failed=0; env $(SANITIZER_OPTIONS) PYTHONPATH=$(CURDIR)/build/$(1)/package LD_PRELOAD="$$lib $$(g++ -print-file-name=libstdc++.so.6)" \
-  $(PY) -m tests.run --jobs $(JOBS) $(2) $(3) $(ARGS) || failed=$$?; \
+  $(PY) -m $(2) --jobs $(JOBS) $(3) $(ARGS) || failed=$$?; \
 cat build/$(1)-report.* 2>/dev/null && failed=66; exit $$failed
 endef
 
