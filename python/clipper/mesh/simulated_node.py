@@ -199,6 +199,7 @@ class Node:
             size_bytes=size,
         )
         if isinstance(found, placement.Choice):
+            self.world.laws.placed(self.world.nodes[found.instance], self.mirror, size, {*exclude, *model.failures}, model)
             self.mirror.field.place(found.instance, size)
         return found
 
@@ -415,6 +416,7 @@ class Node:
 
         def gone(result: MeshModel | Refused) -> None:
             if isinstance(result, MeshModel):
+                self.world.laws.given_up(result)
                 self.residents.remove(id)
                 self.world.count("scaled down")
 
@@ -434,6 +436,7 @@ class Node:
             return
         moves = [move for move in upkeep.migration(self.view(), self.world.clock.now_ms) if move.wait]
         if (not moves and not self.loading and not self.waiting) or self.world.clock.now_ms >= until_ms:
+            self.world.laws.left(self, self.world.clock.now_ms < until_ms)
             self.world.leave(self)
             return
         for move in moves:

@@ -19,6 +19,7 @@ from clipper.mesh import claims, upkeep, vmodels
 from clipper.mesh.records import Fault as LoadFault
 from clipper.mesh.records import MeshModel, Policy, VModel
 from clipper.mesh.simulated import Change, Clock, Mirror, Query, Store, Then
+from clipper.mesh.simulated_laws import Laws
 from clipper.mesh.simulated_node import Node
 from clipper.mesh.simulated_plan import START_MS, WAITS_MS, Fault, FaultKind, Plan, Report, some_faults
 from clipper.mesh.usage import Usage, together
@@ -40,6 +41,7 @@ class Simulation:
         self.slow = 1.0
         self.split: set[str] = set()
         self.waiting: set[Query] = set()
+        self.laws = Laws(self)
         self.usage: dict[str, dict[str, tuple[int, Usage]]] = {}
         self.by_instance: dict[str, set[str]] = {}
         shared = Mirror(self.make) if plan.shared_mirror else None
@@ -151,6 +153,7 @@ class Simulation:
         query = Query(name, now, now + self.plan.deadline_ms)
         self.report.queries += 1
         self.waiting.add(query)
+        self.laws.asked(name)
         entry = entry or self._entry()
         if entry is None:
             self.refuse(query, "no instance lives")
@@ -193,6 +196,7 @@ class Simulation:
             self.check(not holders, f"{query.model} is in {holders}, and a query was refused while the store was away: {why}")
 
     _outage_ms = 0
+    _settles = False
 
     def _could(self, query: Query, holder: str) -> bool:
         node, entry = self.nodes[holder], self.nodes[query.entry]
@@ -413,6 +417,8 @@ class Simulation:
 
     def _switch_some(self) -> None:
         """Now and then a name is set to another model, or back."""
+        if self._settles:
+            return
         if self.leader() is not None:
             id = f"v{self.rng.randrange(self.plan.vmodels):02}"
             try:
@@ -431,6 +437,7 @@ class Simulation:
 
         def change(model: MeshModel) -> "MeshModel | claims.Refused":
             alive = self.store.instances
+            before = model
             after = claims.claimed(
                 model,
                 node.id,
@@ -443,6 +450,7 @@ class Simulation:
             if isinstance(after, MeshModel):
                 held = len(claims.alive_copies(after, alive))
                 self.check(held <= copies, f"{id} has {held} copies, and {copies} were asked for")
+                self.laws.claimed(node, before)
                 self.by_instance.setdefault(node.id, set()).add(id)
             return after
 
@@ -458,6 +466,7 @@ class Simulation:
     def settle(self, ids: Iterable[str] = ()) -> Report:
         """Faults end; whoever is dead begins anew; janitor and reaper have their turn. Then memory and registry agree, and each
         of the models named answers."""
+        self._settles = True
         self.corrupt.clear()
         self.slow = 1.0
         self.store.down_until_ms = 0
@@ -477,6 +486,9 @@ class Simulation:
         self.step(1000 * settings.failure_s)
         asked = [self.query(id) for id in ids]
         self.step(self.plan.deadline_ms + 1)
+        for vmodel in self.store.vmodels.values():
+            settled = vmodel.active == vmodel.target or vmodel.failed or vmodel.share
+            self.check(bool(settled), f"{vmodel.id} is still on its way from {vmodel.active} to {vmodel.target}")
         for query in asked:
             self.check(not query.why, f"{query.name} is lost: {query.why}")
         self.check(not self.waiting, f"{len(self.waiting)} queries have not ended by their deadlines")
