@@ -19,7 +19,7 @@ def state_of(one: Stats) -> str:
     if "away" in one:
         return "away"
     if not one["ready"]:
-        return "lost" if one["state_lost"] else "recovers"
+        return "lost" if one.get("state_lost") else "recovers"
     return "exposed" if one["exposed"] else "serves"
 
 

@@ -228,7 +228,7 @@ class LocalSet:
                     said = asked(line, "stats")[1]
                     if said["ready"]:
                         break
-                    if said["state_lost"]:
+                    if said.get("state_lost"):
                         raise _lost(shard, self.folder)
                     why = "it recovers"
                 except StateLost:

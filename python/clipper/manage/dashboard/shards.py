@@ -52,13 +52,15 @@ def shards_now(stats: Sequence[Stats]) -> Row:
 
 def _state(one: Stats) -> str:
     if not one["ready"]:
-        return "lost" if one["state_lost"] else "recovers"
+        return "recovers"
     return "exposed" if one["exposed"] else "serves"
 
 
 def _shard_now(one: Stats) -> Row:
     if "away" in one:
         return {"shard": one["shard"], "state": "away", "why": one["away"]}
+    if one.get("state_lost"):
+        return {"shard": one["shard"], "state": "away", "why": "it came back without what it had: clipper params begin-anew"}
     lags, snapshots = lags_between({}, one), one["snapshots"]
     return {
         "shard": one["shard"], "state": _state(one),
