@@ -13,7 +13,7 @@ cpdef enum:
     RUN_BYTES = 16         # of each run in the payload of a SHARED batch
     ACCURACY_BYTES = 24    # payload of ACCURACY; 8 less without the figure
     QUALIFIERS_MAX = 1024  # bytes beside one row
-    EMPTY_LISTS_MAX = 4096 # of a row of a REPLY: dimensions before the first 0, multiplied
+    EMPTY_LISTS_MAX = 4096  # of a row of a REPLY: dimensions before the first 0, multiplied
 
 cpdef enum Kind:
     HELLO = 1          # container -> server: who I am (msgpack map)

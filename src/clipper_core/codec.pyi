@@ -12,6 +12,7 @@ REGION_BYTES: int
 RUN_BYTES: int
 ACCURACY_BYTES: int
 QUALIFIERS_MAX: int
+EMPTY_LISTS_MAX: int
 
 class Kind(IntEnum):
     HELLO = 1

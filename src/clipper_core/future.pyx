@@ -500,7 +500,6 @@ cdef class Future:
         return f"<Future {self.id} {self.status().name}>"
 
 
-
 # -- await -------------------------------------------------------------------------------------------------------------
 
 @cython.final

@@ -18,7 +18,8 @@ from clipper_core.shard_connections cimport (
 )
 from clipper_core.shard_counts cimport Counts, counts_refuse
 from clipper_core.shard_line cimport (
-    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call, Caller, Reply, ShardHead, is_busy, padded,
+    BY_PYTHON, HEAD_BYTES, SHARD_ANSWER, SHARD_REFUSED, TABLES_MAX, WORKER_IN_USE, Call, Caller, Reply, ShardHead,
+    is_busy, padded,
     shard_answer, take_frames,
 )
 from clipper_core.shard_log cimport Held, ShardLog
@@ -390,7 +391,8 @@ cdef class ShardDoor:
         cdef DoorState* s = self.state
         return {"connections": s.connections.load(relaxed), "pulls": s.pulls.load(relaxed), "pulled_rows": s.pulled.load(relaxed),
                 "pushes": s.pushes.load(relaxed), "pushed_rows": s.pushed.load(relaxed), "repeated": s.repeated.load(relaxed),
-                "refused": s.refused.load(relaxed), "turned_away": s.turned_away.load(relaxed), "shared_bytes": s.shared_bytes.load(relaxed),
+                "refused": s.refused.load(relaxed), "turned_away": s.turned_away.load(relaxed),
+                "shared_bytes": s.shared_bytes.load(relaxed),
                 "version": s.model.load(relaxed), "epoch": s.epoch.load(relaxed)}
 
     # -- calls
