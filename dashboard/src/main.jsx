@@ -109,7 +109,7 @@ function Board({ shot, view, act }) {
   if (!models.includes(busyModel.current)) busyModel.current = busiest(shot.fine, "models", "batches") ?? models[0] ?? "";
   const all = apps.includes(app) ? app : ALL;
   const one = apps.includes(app) ? app : busyApp.current;
-  const isOneOfAll = all === ALL && apps.length > 1;
+  const label = all === ALL ? `${one} (busiest)` : one;
   const chosen = models.includes(model) ? model : busyModel.current;
   const nowS = now.t;
   return (
@@ -122,8 +122,8 @@ function Board({ shot, view, act }) {
       {!apps.length && <Empty command="clipper app set NAME --model MODEL --slo-ms 50 --default 0">No application takes queries yet.</Empty>}
       <div class="grid">
         {apps.length > 0 && <Throughput rows={rows} app={all} window={window} />}
-        {apps.length > 0 && <Latency rows={rows} app={one} isOneOfAll={isOneOfAll} about={about} window={window} />}
-        {apps.length > 0 && <Selection rows={rows} app={one} isOneOfAll={isOneOfAll} about={about} now={now} window={window} />}
+        {apps.length > 0 && <Latency rows={rows} app={one} label={label} about={about} window={window} />}
+        {apps.length > 0 && <Selection rows={rows} app={one} label={label} about={about} now={now} window={window} />}
         {models.length > 0 && <Batching rows={rows} model={chosen} about={about} now={now} window={window} />}
         <Models rows={shot.fine} about={about} now={now} act={act} />
         {about.mesh && <Mesh about={about} nowS={nowS} />}

@@ -40,10 +40,8 @@ export function Throughput({ rows, app, window }) {
   );
 }
 
-// Which application a panel of one shows while all are chosen: the busiest, and it says so.
-const named = (app, isOneOfAll) => (isOneOfAll ? `${app}, the busiest; choose another above` : app);
-
-export function Latency({ rows, app, isOneOfAll, about, window }) {
+// label: of the application that a panel is about; while all are chosen it says that this is the busiest.
+export function Latency({ rows, app, label, about, window }) {
   const record = about.applications.find((one) => one.name === app);
   const slo = record ? record.slo_ms * 1000 : null;
   const part = (i) => (row) => row.apps[app]?.us?.[i];
@@ -57,7 +55,7 @@ export function Latency({ rows, app, isOneOfAll, about, window }) {
   const over = rows.slice(-60).filter((row) => (row.apps[app]?.us?.[2] ?? 0) > slo).length;
   const seen = rows.slice(-60).filter((row) => row.apps[app]?.us).length;
   return (
-    <Panel id="latency" title="Latency" aside={<span class="unit">{named(app, isOneOfAll)}</span>}>
+    <Panel id="latency" title="Latency" aside={<span class="unit">{label}</span>}>
       <Chart name={`Latency of ${app}`} x={x} series={series} format={micros} window={window} summary={summary} />
       <p class="note">
         {seen === 0 ? "No queries lately." : over === 0 ? `p99 kept its ${micros(slo)} in the last ${seen} readings.` : `p99 was beyond ${micros(slo)} in ${over} of the last ${seen} readings.`}
@@ -66,7 +64,7 @@ export function Latency({ rows, app, isOneOfAll, about, window }) {
   );
 }
 
-export function Selection({ rows, app, isOneOfAll, about, now, window }) {
+export function Selection({ rows, app, label, about, now, window }) {
   const record = about.applications.find((one) => one.name === app);
   const models = Object.keys(now.apps[app]?.models ?? {});
   if (!models.length)
@@ -89,7 +87,7 @@ export function Selection({ rows, app, isOneOfAll, about, now, window }) {
   const labels = [...shown, "right by feedback"];
   const series = labels.map((label, i) => ({ label, color: COLORS[i] ?? "--error", values: each[i], dash: label !== shown[i] && [6, 4] }));
   return (
-    <Panel id="selection" title="Selection" aside={<span class="unit">{isOneOfAll ? `${named(app, true)} · ` : ""}{record?.policy}{record?.decider !== "all" ? ` · ${record?.decider}` : ""}</span>}>
+    <Panel id="selection" title="Selection" aside={<span class="unit">{label} · {record?.policy}{record?.decider !== "all" ? ` · ${record?.decider}` : ""}</span>}>
       <Chart name={`Share of each model in ${app}`} x={x} series={series} format={percent} window={window}
         summary={labels.map((name, i) => `${name} ${percent(each[i].at(-1))}`).join(", ")} />
       <Scroll label="Rewards">
@@ -113,7 +111,7 @@ export function Selection({ rows, app, isOneOfAll, about, now, window }) {
         </table>
       </Scroll>
       {models.every((name) => !now.apps[app].models[name].feedback.n) && (
-        <p class="note">No feedback yet. Next: <code>clipper feedback {app} ID --label VALUE</code>{record?.policy === "ensemble" ? " – this policy answers alike with and without." : ""}</p>
+        <p class="note">No feedback yet. Next: <code>clipper feedback {app} ID --label VALUE</code>{record?.policy === "ensemble" ? " – this policy does not learn." : ""}</p>
       )}
     </Panel>
   );
