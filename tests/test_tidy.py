@@ -32,6 +32,7 @@ CORE_LAYERS: tuple[tuple[str, ...], ...] = (
     ("task", "correction", "output", "shard_connections"),
     ("piece", "batch_log", "shard_door"),
     ("future", "lane", "link"),
+    ("offer",),
     ("mailbox", "replica", "bulk", "demand", "asking"),
     ("crew", "sending"),
     ("model_state",),

@@ -14,6 +14,7 @@ from clipper.catalog import Catalog
 from clipper.config import Config, merge_batching
 from clipper.deploy.deployers import placing
 from clipper.deploy.environments import lines_of
+from clipper.deploy.warmup import warmup_of
 from clipper.errors import ShuttingDown
 from clipper.frontend.streaming import Streaming
 from clipper.json_log import JsonLog
@@ -272,6 +273,7 @@ class ClipperServer(Streaming, Joining, Applying):
         similar: Similar | None = None,
         finite: bool = False,
         retry_singly: bool = False,
+        warmup: Any = None,
         row_by_row: bool = False,
         code: Sequence[str] = (),
         requirements: str | os.PathLike[str] | Sequence[str] = (),
@@ -293,8 +295,9 @@ class ClipperServer(Streaming, Joining, Applying):
         of shape (n, *row), or a list of str or bytes; with `row_by_row`, one input at a time. input: `f64[64]`, `str`, ...;
         taken from the estimator, or from the first query, when not given. similar: near inputs share predictions, as in
         `deploy("svm", f, input="f32[784]", similar=Similar(width=0.5))`; `stats()` tells how far that was wrong.
-        finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. code: folders
-        or files the model imports. wait: until every replica is connected; the version becomes the latest only then.
+        finite: refuse inputs with NaN or infinities. retry_singly: when a batch fails, try its rows one by one. warmup: rows that
+        a container runs before it is ready; True: made-up ones, False: none, for a model whose calls have side effects. code:
+        folders or files the model imports. wait: until every replica is connected; the version becomes the latest only then,
         promote: or not at all, until `manage.promote` says so.  requirements: "requirements.txt", or lines for pip such as
         "scikit-learn==1.5.2": it runs in an environment of its own with these, built once; python: of that, "3.12" or a path.
         deployer: "process", "docker" or "podman" (server.deployer when not given); for the last two, of each container:
@@ -315,8 +318,8 @@ class ClipperServer(Streaming, Joining, Applying):
             "cache": cache,
             "similar": similar,
             "finite": finite,
-            "retry_singly": retry_singly,
-            "row_by_row": row_by_row,
+            "retry_singly": retry_singly, "row_by_row": row_by_row,
+            "warmup": warmup_of(name, self.config.server.warmup if warmup is None else warmup),
             "requirements": lines_of(requirements),
             "python": python,
             "tables": dict(tables or {}),

@@ -340,6 +340,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     tables: of parameters that it uses, by name: {"factors": {"dim": 8}}; what else is said of one is docs/params.md's.
     reads: rows that a prediction is made of: columns of the input by table, or `module:function`; tolerance: how far these may
     move, as a share of their norm, until a cached one is forgotten.
+    warmup: what its containers run before they are ready: "" for made-up rows of its input's type, "off", or rows as JSON.
     created_us, retired_us: microseconds since 1970 by the wall clock; retired_us 0 while it serves.
     """
 
@@ -369,6 +370,7 @@ class Model(msgspec.Struct, frozen=True, tag_field="schema", tag="clipper.model/
     tables: dict[str, dict[str, Any]] = {}
     reads: dict[str, tuple[int, ...]] | str = {}
     tolerance: float = 0.0
+    warmup: str = ""
 
     @property
     def id(self) -> VersionedModel:

@@ -7,23 +7,19 @@ the home's list and wakes its loop; an arrival that came by the home's loop itse
 A row that may be asked later is copied once, at submit, beside the hearing. It goes into the lane of the time that it will have,
 as far as that is known at submit: lanes are made there. Its deadline is the query's.
 """
-from clipper_core.admission cimport gate_finish_us, gate_probe
 from clipper_core.decider cimport ANSWER, ASK, NEVER_US, OUTSTANDING, UNASKED, RulingData, decider_may_extra
 from clipper_core.hearing cimport (hearing_close, hearing_decide, hearing_let_go, hearing_lock, hearing_refused, hearing_rule,
                                    hearing_submits, hearing_unlock, hearings_called, timers_add, timers_take)
 from clipper_core.histogram cimport count
-from clipper_core.lane cimport lane_submit, lanes_set_timer, taker_enters, taker_leaves
+from clipper_core.lane cimport lanes_set_timer, taker_enters, taker_leaves
 from clipper_core.machine cimport relaxed, release
-from clipper_core.status cimport CLOSED, FULL, NO_REPLICA, OK, Status
+from clipper_core.offer cimport lane_offer
+from clipper_core.status cimport CLOSED, OK, Status
 
 
 cdef Status _queue(Ask* ask, Hearing* h, u32 i, u64 now_us) noexcept nogil:
-    cdef u64 deadline_us = h.received_us + h.slo_us
-    cdef u64 tail = ask.lane.ring.cells.tail.load(relaxed)
-    if gate_finish_us(ask.gate, tail, now_us) > deadline_us and not gate_probe(ask.gate, now_us):
-        return FULL if ask.gate.size.load(relaxed) else NO_REPLICA
-    return lane_submit(ask.lanes, ask.lane, ask.row, ask.nbytes, &ask.key if ask.keyed else NULL, h.block, h.first + i,
-                       deadline_us, now_us, ask.salt)
+    return lane_offer(ask.lanes, ask.lane, ask.gate, ask.row, ask.nbytes, &ask.key if ask.keyed else NULL, ask.salt,
+                      h.received_us + h.slo_us, now_us, h.block, h.first + i)
 
 
 cdef Status _submit(Ask* ask, Hearing* h, u32 i, u64 now_us) noexcept nogil:

@@ -20,10 +20,18 @@ cdef struct BatcherConfig:   # a zero in step, backoff, budget_share or size_max
     double budget_share      # share of the SLO that one batch may take, 0.5
     bint pad
 
+cdef enum:
+    TIMINGS_MAX = 32
+
+cdef struct Timing:          # of a batch that the container ran before it was ready
+    u32 rows
+    float time_us
+
 cdef struct Batcher:
     BatcherConfig config
     double limit             # current maximum batch size, rows (as a real number: additive steps may be fractions)
     bint slow_start
+    bint seeded              # what is known is of the warm-up; no SLO has been named yet
     u64 batches, misses
     u64 learned_us           # when the last batch was learned: an old estimate is probed, not believed
     double slo_us            # tightest SLO of late; rises by at most 1/64 a batch
@@ -67,6 +75,10 @@ cdef u64 batcher_probe_us(const Batcher* b) noexcept nogil
 # ^ as long as one row takes, 1 to 100 ms
 cdef u64 batcher_hold_until(const Batcher* b, u32 queued, u64 oldest_us, u64 deadline_us) noexcept nogil
 # ^ 0: send now; else the time until which a batch that is not full should wait for more rows (it may have passed)
+cdef void batcher_seed(Batcher* b, u32 n, double model_us, u64 now_us) noexcept nogil
+# ^ before the first batch: in the container's warm-up the model took model_us for n rows. Smallest n first
+cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil
+# ^ the first SLO after it: what is within the budget is known now
 cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64 now_us) noexcept nogil
 # ^ n rows took service_us, known at now_us; slo_us is the tightest SLO in the batch. A miss is service_us > slo_us *
 #   budget_share (a longer budget where one row alone takes more than a third of that share)

@@ -41,6 +41,10 @@ A second batch, behind one in flight, keeps the container from waiting for us, b
 It goes when it is full, when its rows cost at most 2 % more than in a full one, or when batches of its size keep up with
 what is offered, so that the queue would not fill anyway. While the size doubles there is none: it would be of the old size.
 
+A container that has run its model before it was ready says how long batches of 1, 2, 4, ... rows took. They are learned as if
+they had been answered (`batcher_seed`), so that the first burst finds a limit and a forecast; the first SLO that is named then
+cuts the limit to what fits it.
+
 Given up: a second-order model (lines were straight in the paper's Figure 3), shrinking a batch to save its oldest row
 (it collapses where big batches are the capacity; the head is shed instead), and noise above 50 % of the mean, which is
 taken for steps.
@@ -72,6 +76,7 @@ cdef double SECOND = 1.02    # of what a row costs in a full batch: more is too 
 cdef double KEEPS_UP = 0.7     # of a replica's time; half of it at least must go into rows, not batches
 cdef double TAU = 0.99
 cdef double HUGE_US = 1e12
+cdef double WIRE_US = 50        # a batch takes longer than its model: frames, wake-ups
 
 cdef inline u32 _least(u32 x, u32 y) noexcept nogil:
     return x if x < y else y
@@ -416,6 +421,23 @@ cdef void batcher_learn(Batcher* b, u32 n, double service_us, double slo_us, u64
     b.limit = _between(1, b.limit, b.config.size_max)
 
 
+cdef void batcher_seed(Batcher* b, u32 n, double model_us, u64 now_us) noexcept nogil:
+    """As a batch that was in time, whatever the SLO will be: the limit grows as in a slow start."""
+    batcher_learn(b, n, model_us + WIRE_US, HUGE_US, now_us)
+    b.seeded = True
+
+
+cdef void batcher_know_slo(Batcher* b, double slo_us) noexcept nogil:
+    b.seeded = False
+    b.slo_us = _between(1, slo_us, HUGE_US)
+    if b.config.mode == STATIC:
+        return
+    cdef double room = batcher_room(b)
+    if room < b.limit:
+        b.limit = _between(1, room, b.limit)
+        b.slow_start = False
+
+
 # -- the Python door
 
 _MODES = {"aimd": AIMD, "fit": FIT, "quantile": QUANTILE, "static": STATIC}
@@ -477,6 +499,14 @@ cdef class BatchSizer:
     def learn(self, unsigned int n, double service_us, double slo_us, u64 now_us):
         """n rows took `service_us`, known at `now_us`; `slo_us` is the tightest SLO in the batch."""
         batcher_learn(&self.state, n, service_us, slo_us, now_us)
+
+    def seed(self, unsigned int n, double model_us, u64 now_us):
+        """In the container's warm-up the model took `model_us` for n rows; before the first batch, the smallest n first."""
+        batcher_seed(&self.state, n, model_us, now_us)
+
+    def know_slo(self, double slo_us):
+        """The first SLO that is asked for after the warm-up."""
+        batcher_know_slo(&self.state, slo_us)
 
     def profile(self):
         """The latency profile: (n, mean us, batches) for each power of two; n stands for [n, 2 n)."""

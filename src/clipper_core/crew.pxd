@@ -18,6 +18,7 @@ cdef cppclass Crew:
     vector[Replica*]* members
     vector[double]* free_us     # scratch of the forecast: from now on until each is free
     u64 round                   # of handing out rows
+    bint avoiding               # some members are ejected and others are not: those get nothing but probes
     u32 turn                    # where the search for a replica starts
     Margin margin
     Trial trial
@@ -36,6 +37,12 @@ cdef void crew_init(Crew* c) noexcept nogil
 cdef void crew_free(Crew* c) noexcept nogil
 
 cdef bint replica_takes(const Replica* r) noexcept nogil                  # it may be given rows at all
+cdef void crew_look(Crew* c) noexcept nogil
+# ^ before rows are handed out: who is ejected
+cdef bint crew_has_other(const Crew* c, const Replica* r) noexcept nogil
+# ^ somebody else may be given its rows
+cdef bint crew_must_pass(const Crew* c, const Replica* r, const Lane* lane) noexcept nogil
+# ^ its container has failed the rows at the head of the lane, and another may do better
 cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil
 # ^ a row due then cannot finish in a batch of n on this replica
 cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 now_us) noexcept nogil

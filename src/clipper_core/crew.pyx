@@ -6,6 +6,11 @@ to an idle slow replica when a fast one will be free, and done, sooner; that is 
 just while the fast one can take all that wait. And an estimate that nobody has tried for a second counts as unknown, so that one
 which was slow once gets a row to show that it is not.
 
+A replica whose model fails batch after batch is done sooner than any other, and must not be asked first for that: after
+`eject_after` failures in a row it is left alone for a while, then gets a single row as a probe; each probe that fails doubles the
+time. Its rows are tried once on another replica. While nobody else takes rows, all this is forgotten: a model that fails all
+queries alike says so, and does not become one that nobody serves.
+
 A second batch goes behind one in flight when it is full, or large enough to be worth its fixed cost (`batcher_second`): the
 container need not wait between batches, and pipelining does not make them small.
 
@@ -25,7 +30,7 @@ from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_u
 from clipper_core.machine cimport relaxed
 from clipper_core.replica cimport IN_FLIGHT_MAX
 from clipper_core.status cimport DEADLINE, DROPPED, FULL
-from clipper_core.task cimport SENT, WAITING, Task, task_of, ticket_of
+from clipper_core.task cimport SENT, WAITING, Task, lane_avoids, task_of, ticket_of
 
 cdef enum:
     UNTRIED_US = 1000000        # an estimate older than this counts as unknown
@@ -57,6 +62,45 @@ cdef bint replica_takes(const Replica* r) noexcept nogil:
     return not (r.draining or r.suspect or r.link.closing)
 
 
+cdef inline bint _takes(const Crew* c, const Replica* r) noexcept nogil:
+    """It may be given rows, more than a probe."""
+    return replica_takes(r) and not (c.avoiding and r.ejected_until_us)
+
+
+cdef void crew_look(Crew* c) noexcept nogil:
+    cdef size_t i
+    cdef bint ejected = False, others = False
+    for i in range(c.members.size() if c.members.size() > 1 else 0):
+        if c.members[0][i].ejected_until_us:
+            ejected = True
+        elif replica_takes(c.members[0][i]):
+            others = True
+    c.avoiding = ejected and others
+
+
+cdef bint crew_has_other(const Crew* c, const Replica* r) noexcept nogil:
+    cdef size_t i
+    for i in range(c.members.size()):
+        if c.members[0][i] != r and replica_takes(c.members[0][i]) and c.members[0][i].ejected_until_us == 0:
+            return True
+    return False
+
+
+cdef bint crew_must_pass(const Crew* c, const Replica* r, const Lane* lane) noexcept nogil:
+    return lane_avoids(lane) == r.conn and crew_has_other(c, r)
+
+
+cdef i32 _on_probation(const Crew* c, u64 now_us) noexcept nogil:
+    """An ejected replica whose time has passed, and which has no batch in hand; -1: none."""
+    cdef size_t i
+    cdef const Replica* r
+    for i in range(c.members.size() if c.avoiding else 0):
+        r = c.members[0][i]
+        if r.ejected_until_us and r.ejected_until_us <= now_us and r.in_flight == 0 and r.passed != c.round and replica_takes(r):
+            return <i32> i
+    return -1
+
+
 cdef bint too_late(const Replica* r, u32 n, u64 due_us, u64 now_us) noexcept nogil:
     return batcher_must_shed(&r.batcher, now_us, max(now_us, r.busy_until_us if r.in_flight else now_us), n, due_us)
 
@@ -66,7 +110,7 @@ cdef bint another_can(Crew* c, const Replica* r, u64 waiting, u64 due_us, u64 no
     cdef Replica* other
     for i in range(c.members.size()):
         other = c.members[0][i]
-        if other != r and replica_takes(other):
+        if other != r and _takes(c, other):
             if not too_late(other, batcher_size(&other.batcher, <u32> waiting), due_us, now_us):
                 return True
     return False
@@ -99,7 +143,7 @@ cdef bint _sooner(Crew* c, double by_us, u64 waiting, u64 now_us, u64* again_us)
     for i in range(c.members.size()):
         r = c.members[0][i]
         takes = _takes_us(r, waiting, now_us)
-        if r.in_flight == 0 or takes <= 0 or not replica_takes(r) or waiting > <u64> r.batcher.limit:
+        if r.in_flight == 0 or takes <= 0 or not _takes(c, r) or waiting > <u64> r.batcher.limit:
             continue
         until = r.busy_until_us + <u64> (batcher_worst_us(&r.batcher, <u32> waiting) - takes)
         if now_us <= until and _busy_us(r, now_us) + takes < (1 - EQUAL) * by_us:
@@ -114,10 +158,12 @@ cdef i32 crew_pick(Crew* c, u64 waiting, u64 now_us, u64* again_us) noexcept nog
     cdef double idle_us = 0, second_us = 0, takes
     cdef Replica* r
     again_us[0] = 0
+    if c.avoiding and _on_probation(c, now_us) >= 0:
+        return _on_probation(c, now_us)
     for i in range(n):
         k = (c.turn + i) % n
         r = c.members[0][k]
-        if r.passed == c.round or not replica_takes(r):
+        if r.passed == c.round or not _takes(c, r):
             continue
         takes = _takes_us(r, waiting, now_us)
         if r.in_flight == 0:
@@ -146,6 +192,8 @@ cdef u32 _beside_short(const Crew* c, const Replica* r) noexcept nogil:
 
 
 cdef u32 crew_rows(const Crew* c, const Replica* r, u64 waiting, u64 tight) noexcept nogil:
+    if c.avoiding and r.ejected_until_us:
+        return 1                            # a probe
     cdef u32 n = batcher_size(&r.batcher, <u32> min(waiting, <u64> 0xFFFFFFFF)), beside = _beside_short(c, r)
     return min(n, max(beside, <u32> min(tight, <u64> 0xFFFFFFFF))) if beside else n
 
@@ -169,7 +217,7 @@ cdef i32 _next_free(Crew* c, double n) noexcept nogil:
     cdef double at, best_at = 0
     cdef const Batcher* b
     for i in range(c.members.size()):
-        if not replica_takes(c.members[0][i]):
+        if not _takes(c, c.members[0][i]):
             continue
         b = &c.members[0][i].batcher
         at = c.free_us[0][i] + batcher_predict_us(b, <u32> min(n, b.limit))
@@ -201,7 +249,7 @@ cdef u64 _walk(Crew* c, u64 ahead, u64 now_us, i32* lead) noexcept nogil:
         ahead -= size
     for i in range(c.members.size()):
         b = &c.members[0][i].batcher
-        if replica_takes(c.members[0][i]):
+        if _takes(c, c.members[0][i]):
             size = crew_rows(c, c.members[0][i], 0xFFFFFFFF, 0)
             speed += size / max(1.0, batcher_predict_us(b, <u32> size))
     if speed > 0:

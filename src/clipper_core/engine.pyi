@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 from clipper_core.delivery import Delivery
@@ -23,6 +24,7 @@ class Engine:
         models_max: int = ...,
         heartbeat_ms: int = ...,
         hello_ms: int = ...,
+        eject_after: int = 3,
         manual_clock: bool = False,
         seed: int | None = None,
         compression: str = "auto",
@@ -43,6 +45,8 @@ class Engine:
         shared: bool = False,
         sessions: bool = False,
         quiet: bool = False,
+        heartbeat_ms: int = 0,
+        timings: Sequence[tuple[int, float]] = (),
         mode: int = 0,
         size_max: int = 4096,
         step: int = 8,

@@ -7,6 +7,7 @@ from libcpp.vector cimport vector
 from posix.unistd cimport close
 
 from clipper_core.asking cimport asking_close
+from clipper_core.batcher cimport TIMINGS_MAX
 from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
 from clipper_core.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
@@ -55,7 +56,8 @@ cdef class Engine:
     """Threads: any, except step, receive, outgoing, lost, which belong to the loop (or to a simulator in its place).
 
     `limits` names every bound: cache_bytes_max, tasks_max, queue_bytes_max (rows of variable length), frame_bytes_max,
-    rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. `cache_policy` is clock or
+    rows_max (of a batch), output_bytes_max, links_max, models_max; and heartbeat_ms, hello_ms. A replica
+    whose model fails `eject_after` batches in a row is left alone for a while (0: never). `cache_policy` is clock or
     sieve. `compression` of the strings sent: "auto" (between hosts, quickly), "none", or "full" (everywhere, as small as it
     gets). With `manual_clock` time is what step is told (microseconds). `number`: among the engines of one server, see `meet`.
     Raises BAD_INPUT: no such policy, compression or number.
@@ -65,7 +67,7 @@ cdef class Engine:
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock", u64 tasks_max=1 << 20,
                   u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
                   u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
-                  u64 hello_ms=10000, bint manual_clock=False, seed=None, str compression="auto", u32 number=0):
+                  u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None, str compression="auto", u32 number=0):
         cdef EngineState* e
         cdef Policy policy = policy_of(cache_policy)
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
@@ -91,6 +93,7 @@ cdef class Engine:
         e.search_near, e.search_far = _searches[compression]
         e.heartbeat_us = heartbeat_ms * 1000
         e.hello_us = hello_ms * 1000
+        e.eject_after = eject_after
         e.chores_us = now
         e.cache = cache_new(cache_bytes_max, int.from_bytes(noise[:8], "little"), int.from_bytes(noise[8:], "little"),
                             variant_best(), policy)
@@ -210,19 +213,25 @@ cdef class Engine:
     # -- control: what Python's control thread says and hears
 
     def attach(self, u32 conn, u32 model, bytes welcome, *, u32 number=0, u8 protocol=2, bint checked=False,
-               bint shared=False, bint sessions=False, bint quiet=False, u32 mode=0,
+               bint shared=False, bint sessions=False, bint quiet=False, u32 heartbeat_ms=0, timings=(), u32 mode=0,
                u32 size_max=4096, u32 step=8, double backoff=0.9, u32 delay_us=0, double budget_share=0.5):
         """Accept connection `conn` as a replica of `model`; `welcome` is the payload of its WELCOME.
 
         shared: it can map rows; they are shared with it if its connection passes descriptors. sessions: it is told the salt
         of each row as its session; nothing is shared with it then. quiet: neither side sends heartbeats or minds silence: that
-        its process lives is known otherwise.
+        its process lives is known otherwise. heartbeat_ms: of this connection; 0: the engine's. timings: (rows, microseconds) of
+        batches that the container ran before it was ready, at most 32, the smallest first.
         """
         cdef Command command
+        cdef u32 i
         if model >= self.state.model_count.load(acquire):
             raise_for(UNKNOWN, f"no model with index {model}")
         memset(&command, 0, sizeof(Command))
         command.kind = ATTACH
+        command.heartbeat_us = <u64> heartbeat_ms * 1000
+        command.timing_count = <u32> min(len(timings), TIMINGS_MAX)
+        for i in range(command.timing_count):
+            command.timings[i].rows, command.timings[i].time_us = timings[i]
         command.conn = conn
         command.model = model
         command.number = number
@@ -423,7 +432,8 @@ cdef class Engine:
         return histogram_snapshot(&self.state.models[model].tally.latency)
 
     def replica(self, u32 conn):
-        """The batcher of connection `conn`: its limit, counts, fit and latency profile; `accuracy` as its model says it (None: it
+        """The batcher of connection `conn`: its limit, counts, fit and latency profile; `failures` (batches that its
+        model failed), whether it is `ejected` for them, and how often it was (`ejections`); `accuracy` as its model says it (None: it
         does not), rows of feedback `taught` (sent), `untaught` (dropped), `learned` and `failed` (by the container). None when it
         is not attached."""
         cdef Gauge seen
@@ -439,6 +449,9 @@ cdef class Engine:
             "misses": seen.misses.load(relaxed),
             "in_flight": seen.in_flight.load(relaxed),
             "suspect": bool(seen.suspect.load(relaxed)),
+            "ejected": bool(seen.ejected.load(relaxed)),
+            "ejections": seen.ejections.load(relaxed),
+            "failures": seen.failures.load(relaxed),
             "accuracy": (accuracy - 1) / 1e9 if accuracy else None,
             "taught": seen.taught.load(relaxed),
             "untaught": seen.untaught.load(relaxed),
@@ -461,6 +474,9 @@ cdef void _copy_gauge(Gauge* to, Gauge* gauge) noexcept nogil:
     _copy(&to.misses, &gauge.misses)
     _copy(&to.in_flight, &gauge.in_flight)
     _copy(&to.suspect, &gauge.suspect)
+    _copy(&to.failures, &gauge.failures)
+    _copy(&to.ejected, &gauge.ejected)
+    _copy(&to.ejections, &gauge.ejections)
     _copy(&to.progress.accuracy, &gauge.progress.accuracy)
     _copy(&to.progress.learned, &gauge.progress.learned)
     _copy(&to.progress.failed, &gauge.progress.failed)
@@ -521,6 +537,7 @@ cdef object _model_counts(ModelState* model):
         "joined": t.joined.load(relaxed),
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
+        "retried": t.retried.load(relaxed),
         "refused": {StatusName(i).name: t.refused[i].load(relaxed) for i in range(1, STATUSES) if t.refused[i].load(relaxed)},
         "replicas": t.replicas.load(relaxed),
         "delay_us": model.crew.delay_us.load(relaxed),
@@ -541,6 +558,7 @@ cdef object _model_snapshot(ModelState* model):
         "joined": t.joined.load(relaxed),
         "evaluated": t.evaluated.load(relaxed),
         "batches": t.batches.load(relaxed),
+        "retried": t.retried.load(relaxed),
         "ended": {StatusName(i).name: t.ended[i].load(relaxed) + t.refused[i].load(relaxed) for i in range(1, STATUSES)},
         "latency_us": histogram_snapshot(&t.latency),
         "batch_rows": histogram_snapshot(&t.batch_rows),

@@ -38,12 +38,14 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
                     bint shared=*) noexcept nogil      # shared: rows that containers may map, if that pays and can be had
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
-                        u64 deadline_us, u64 now_us, u64 salt) noexcept nogil   # OK or FULL; key NULL: neither cached nor joined
+                        u64 deadline_us, u64 now_us, u64 salt, u64 refused_us) noexcept nogil
+# ^ OK or FULL; key NULL: neither cached nor joined. refused_us: 0, or the row only joins an equal one; without one it ends as
+#   FULL, and this is after how long another try may succeed
 cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil          # something was published in it
 cdef void lanes_wake(Lanes* lanes) noexcept nogil                         # see that somebody looks at the news
 
 cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil                  # a lane with news, or NULL
-cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil
+cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil   # -> rows that asked for an evaluation of their own
 cdef void lanes_expire(Lanes* lanes, u64 now_us) noexcept nogil
 
 cdef bint lane_head(Lanes* lanes, Lane* lane, u64* ticket) noexcept nogil  # the row to send next; False: none waits
@@ -58,8 +60,8 @@ cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value, 
 cdef void span_row_end(Lanes* lanes, const Span* span, u32 k, Status status, Value* value, u64 now_us) noexcept nogil
 # ^ its row k; after the last of them span_leave
 cdef const Key* span_key(Lanes* lanes, const Span* span, u32 k) noexcept nogil           # of its row k; NULL: not cached
-cdef bint span_retry(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil
-# ^ back into its lane, in front, if somebody still waits for it and this was its first try
+cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) noexcept nogil
+# ^ back into its lane, in front, if somebody still waits for it and this was its first try. failed_on: the connection to avoid
 cdef void row_end(Lanes* lanes, u64 ticket, Status status, Value* value, u64 now_us) noexcept nogil
 # ^ ends the task and all joined to it, each with a reference of its own to the value, and releases their cells
 cdef void row_found(Lanes* lanes, const Key* key, Value* value, u64 now_us) noexcept nogil

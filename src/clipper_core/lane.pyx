@@ -14,11 +14,12 @@ from libc.string cimport memcpy
 from libcpp.deque cimport deque
 
 from clipper_core.clock_cache cimport cache_lookup
+from clipper_core.dtype cimport F64
 from clipper_core.delivery cimport delivery_news, slot_end, slot_state
 from clipper_core.hearing cimport (Hearing, hearing_call, hearing_heard, hearing_let_go, hearing_lock, hearing_sent,
                                    hearing_unlock, timers_free, timers_has, timers_new, timers_take)
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, u16
+from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, release, u16
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits)
@@ -107,6 +108,7 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
     lane.retry = new deque[Span]()
     lane.id = <u32> (first >> 48)
     lane.seen = lane.head = pos_of(first)
+    lane.taken.store(lane.seen, relaxed)
     lane.model = model
     lane.slo_us = slo_us
     lane.tally = tally
@@ -129,7 +131,7 @@ cdef void lane_has_news(Lanes* lanes, Lane* lane) noexcept nogil:
 
 
 cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, const Key* key, Block* block, u32 slot,
-                        u64 deadline_us, u64 now_us, u64 salt) noexcept nogil:
+                        u64 deadline_us, u64 now_us, u64 salt, u64 refused_us) noexcept nogil:
     cdef u64 pos
     cdef Task* task
     cdef void* heap = NULL
@@ -152,6 +154,7 @@ cdef Status lane_submit(Lanes* lanes, Lane* lane, const void* row, u32 nbytes, c
     task.deadline_us = task.due_us = deadline_us
     task.submit_us = now_us
     task.salt = salt
+    task.refused_us = refused_us
     task.next = task.prev = 0
     task.phase = IDLE
     task.tries = 0
@@ -275,18 +278,20 @@ cdef Lane* lanes_next_ready(Lanes* lanes) noexcept nogil:
     return lanes.by_id[lane_id]
 
 
-cdef void lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
-    cdef u64 rows = 0
+cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
+    cdef u64 rows = 0, own = 0
     while lane.ring.cells.published(lane.seen):
         if lane.piece_rows:
             rows += (<Task*> ring_side(lane.ring, lane.seen)).rows
             _admit_piece(lanes, lane, lane.seen, now_us)
         else:
             rows += 1
-            _admit(lanes, lane, lane.seen, now_us)
+            own += _admit(lanes, lane, lane.seen, now_us)
         lane.seen += 1
+    lane.taken.store(lane.seen, release)
     note(&lane.tally.arrived, rows)
     lane.used_us = max(now_us, <u64> 1)        # 0: never
+    return own
 
 
 cdef bint lanes_set_timer(Lanes* lanes, u64 deadline_us, u64 ticket) noexcept nogil:
@@ -308,28 +313,43 @@ cdef void _learn_slo(Lane* lane, u64 slo_us) noexcept nogil:
         lane.slo_us += (slo_us - lane.slo_us) >> 6
 
 
-cdef void _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
+cdef bint _admit(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:     # True: it is to be evaluated itself
     cdef Task* task = <Task*> ring_side(lane.ring, pos)
     cdef u64 ticket = ticket_of(lane.id, pos)
     cdef Value value
     if not _open(task):
         _release(lanes, lane, pos)
-        return
+        return False
     _learn_slo(lane, task.deadline_us - task.submit_us)
     if task.keyed and cache_lookup(lanes.cache, &task.key, &value):
         note(&lane.tally.joined, 1)
         _answer(lane, lanes, task, OK, &value, now_us)
         value_drop(&value)
         _release(lanes, lane, pos)
-        return
+        return False
+    if task.refused_us and pending_find(lanes.pending, &task.key) == 0:
+        _refuse(lanes, lane, pos, now_us)
+        return True
     if not lanes_set_timer(lanes, task.deadline_us, ticket):
         _answer_empty(lane, lanes, task, FULL, now_us)
         _release(lanes, lane, pos)
-        return
+        return True
     if task.keyed and _join(lanes, lane, task, ticket):
-        return
+        return False
     task.phase = WAITING
     lane.waiting += 1
+    return True
+
+
+cdef void _refuse(Lanes* lanes, Lane* lane, u64 pos, u64 now_us) noexcept nogil:
+    """As admission would have at once: no equal row can answer it."""
+    cdef Task* task = <Task*> ring_side(lane.ring, pos)
+    cdef double wait_s = task.refused_us / 1e6
+    cdef Value value
+    memcpy(&value.word, &wait_s, 8)
+    value.tag = F64
+    _answer(lane, lanes, task, FULL, &value, now_us)
+    _release(lanes, lane, pos)
 
 
 cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil:
@@ -340,7 +360,7 @@ cdef bint _join(Lanes* lanes, Lane* lane, Task* task, u64 ticket) noexcept nogil
         pending_put(lanes.pending, &task.key, ticket)
         return False
     owner = task_of(lanes, other)
-    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and lane_of(lanes, other) != lane:
+    if owner.phase == WAITING and task.deadline_us < owner.deadline_us and lane_of(lanes, other) != lane and task.refused_us == 0:
         _take_over(lanes, task, ticket, owner, other)
         return False
     task.phase = JOINED
@@ -483,6 +503,7 @@ cdef void lane_take(Lanes* lanes, Lane* lane, u32 rows_max, Span* span) noexcept
         task = <Task*> ring_side(lane.ring, lane.head)
         span.ticket = ticket_of(lane.id, lane.head)
         span.first = span.tries = 0
+        span.failed_on = 0
         span.rows = 1
         if lane.piece_rows:
             span.first = task.next_row
@@ -563,7 +584,7 @@ cdef void span_end(Lanes* lanes, const Span* span, Status status, Value* value, 
     piece_leave(lanes, lane, pos_of(span.ticket), span.rows)
 
 
-cdef bint span_retry(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
+cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) noexcept nogil:
     cdef Lane* lane = lane_of(lanes, span.ticket)
     cdef Task* task = task_of(lanes, span.ticket)
     if lane.piece_rows == 0:
@@ -573,5 +594,7 @@ cdef bint span_retry(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
     elif span.tries > 1 or task.answered or task.due_us <= now_us:
         return False
     lane.retry.push_back(span[0])
+    lane.retry.back().failed_on = failed_on
     lane.waiting += span.rows
+    note(&lane.tally.retried, span.rows)
     return True

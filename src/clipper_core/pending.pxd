@@ -1,4 +1,4 @@
-# Evaluations in flight: key -> ticket of the task that evaluates it. Threads: loop only.
+# Evaluations in flight: key -> ticket of the task that evaluates it. Threads: the loop; pending_has: any.
 from clipper_core.machine cimport u64
 from clipper_core.row_hash cimport Key
 from clipper_core.status cimport Status
@@ -10,4 +10,6 @@ cdef void pending_free(PendingTable* table) noexcept nogil
 cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil       # 0: nobody evaluates it
 cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil   # or replace; ticket != 0
 cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil  # if it still names this
+cdef bint pending_has(const PendingTable* table, const Key* key) noexcept nogil
+# ^ Threads: any. Whether somebody evaluates it now. While the loop removes others, it may say yes where the answer is no
 cdef u64 pending_count(const PendingTable* table) noexcept nogil

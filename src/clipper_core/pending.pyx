@@ -1,18 +1,26 @@
 """The evaluations in flight, so that identical queries cost one.
 
 Linear probing at half load at most; a removal shifts its followers back, so that there are no tombstones to clean up.
+
+The loop alone writes. Other threads may ask whether a key is there (`pending_has`): they read without a lock, and a version that
+is odd while entries move tells them to read again. Entries are written with release and read with acquire, so that neither passes
+the version.
 """
 from libc.stdlib cimport calloc, free
 
-from clipper_core.machine cimport CHECK, aligned_new
+from clipper_core.machine cimport CHECK, acquire, aligned_new, atomic, relaxed, release, u32
 from clipper_core.status cimport FULL, OK, raise_for
 
-cdef struct Flight:
-    Key key
-    u64 ticket      # 0: free
+cdef enum:
+    READS_MAX = 16              # of a table that changes meanwhile; then the answer is yes
+
+cdef cppclass Flight:
+    atomic[u64] lo, hi          # the key
+    atomic[u64] ticket          # 0: free
 
 cdef struct PendingTable:
     Flight* flights
+    atomic[u64] version         # odd: entries move
     u64 mask
     u64 count
     u64 entries_max
@@ -46,42 +54,59 @@ cdef void pending_free(PendingTable* table) noexcept nogil:
 cdef inline u64 _pending_slot(const PendingTable* table, const Key* key) noexcept nogil:
     """The key's slot, or the free one where it would go; half of the slots are free."""
     cdef u64 slot = key.lo & table.mask
-    while table.flights[slot].ticket and not (table.flights[slot].key.lo == key.lo and
-                                              table.flights[slot].key.hi == key.hi):
+    while table.flights[slot].ticket.load(acquire) and not (table.flights[slot].lo.load(acquire) == key.lo and
+                                                            table.flights[slot].hi.load(acquire) == key.hi):
         slot = (slot + 1) & table.mask
     return slot
 
 
 cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil:
-    return table.flights[_pending_slot(table, key)].ticket
+    return table.flights[_pending_slot(table, key)].ticket.load(acquire)
+
+
+cdef bint pending_has(const PendingTable* table, const Key* key) noexcept nogil:
+    cdef u64 version, found
+    cdef u32 _i
+    for _i in range(READS_MAX):
+        version = (<PendingTable*> table).version.load(acquire)
+        found = pending_find(table, key)
+        if version & 1 == 0 and (<PendingTable*> table).version.load(relaxed) == version:
+            return found != 0
+    return True
 
 
 cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil:
     cdef Flight* flight = &table.flights[_pending_slot(table, key)]
     CHECK(ticket != 0, "a pending evaluation has a ticket")
-    if flight.ticket == 0:
+    if flight.ticket.load(relaxed) == 0:
         if table.count == table.entries_max:
             return FULL
         table.count += 1
-        flight.key = key[0]
-    flight.ticket = ticket
+        flight.lo.store(key.lo, relaxed)
+        flight.hi.store(key.hi, relaxed)
+    flight.ticket.store(ticket, release)
     return OK
 
 
 cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil:
-    cdef u64 hole = _pending_slot(table, key), slot, home
-    if ticket == 0 or table.flights[hole].ticket != ticket:
+    cdef u64 hole = _pending_slot(table, key), slot, home, version
+    if ticket == 0 or table.flights[hole].ticket.load(relaxed) != ticket:
         return
+    version = table.version.load(relaxed)
+    table.version.store(version + 1, relaxed)
     slot = hole
     while True:
         slot = (slot + 1) & table.mask
-        if table.flights[slot].ticket == 0:
+        if table.flights[slot].ticket.load(relaxed) == 0:
             break
-        home = table.flights[slot].key.lo & table.mask
+        home = table.flights[slot].lo.load(relaxed) & table.mask
         if ((slot - home) & table.mask) >= ((slot - hole) & table.mask):     # its probe runs over the hole
-            table.flights[hole] = table.flights[slot]
+            table.flights[hole].lo.store(table.flights[slot].lo.load(relaxed), release)
+            table.flights[hole].hi.store(table.flights[slot].hi.load(relaxed), release)
+            table.flights[hole].ticket.store(table.flights[slot].ticket.load(relaxed), release)
             hole = slot
-    table.flights[hole].ticket = 0
+    table.flights[hole].ticket.store(0, release)
+    table.version.store(version + 2, release)
     table.count -= 1
 
 
@@ -90,7 +115,7 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil:
 
 
 cdef class Pending:
-    """Threads: loop only. Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them."""
+    """Threads: one at a time, but for `has`. Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them."""
     cdef PendingTable* table
 
     def __cinit__(self, u64 entries_max):
@@ -115,6 +140,11 @@ cdef class Pending:
         status = pending_put(self.table, &key, ticket)
         if status != OK:
             raise_for(status, f"{self.table.entries_max} evaluations are in flight")
+
+    def has(self, u64 lo, u64 hi):
+        """Whether somebody evaluates it now. Threads: any."""
+        cdef Key key = Key(lo, hi)
+        return bool(pending_has(self.table, &key))
 
     def remove(self, u64 lo, u64 hi, u64 ticket):
         """Only if the key still names this ticket."""

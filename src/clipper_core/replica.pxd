@@ -6,7 +6,7 @@
 #
 # Threads: loop only, but for the Gauge, which anyone may read.
 from libcpp.vector cimport vector
-from clipper_core.batcher cimport Batcher
+from clipper_core.batcher cimport Batcher, BatcherConfig, Timing
 from clipper_core.clock_cache cimport Key
 from clipper_core.codec cimport Header, Limits
 from clipper_core.task cimport Lanes, Span, Tally
@@ -17,6 +17,8 @@ from clipper_core.status cimport Status
 
 cdef enum:
     IN_FLIGHT_MAX = 2
+    EJECT_US_MIN = 100000       # a replica that failed so often in a row is left alone for this long at first,
+    EJECT_US_MAX = 30000000     # twice as long after each probe that fails, and this long at most
     PROFILE_BUCKETS = 24
 
 cdef struct RowSpec:            # what a model takes and, if known, gives
@@ -56,6 +58,9 @@ cdef cppclass Gauge:            # for snapshots
     atomic[u64] misses
     atomic[u64] in_flight
     atomic[u64] suspect
+    atomic[u64] failures        # batches that its model failed, ever
+    atomic[u64] ejected         # it is left alone, or on probation
+    atomic[u64] ejections       # times that it was
     Progress progress           # of a model that learns
     atomic[u64] taught          # feedback: rows on their way to the container
     atomic[u64] untaught        # and rows dropped, because too much of it waited
@@ -77,6 +82,11 @@ cdef cppclass Replica:
     u64 busy_until_us           # predicted end of what is in flight
     bint draining
     bint suspect                # overdue or silent: gets no new rows
+    u32 conn
+    u32 eject_after             # batches failed in a row; 0: it is never ejected
+    u32 failed                  # batches failed in a row
+    u32 ejections               # without success between them: each is twice as long as the one before
+    u64 ejected_until_us        # 0: it is not ejected. When this has passed, a batch of one row goes there as a probe
     u64 passed                  # the model's pump in which another replica was the better one
     u8 v1_format
     bint shared                 # it maps rows
@@ -91,12 +101,17 @@ cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil
 cdef void replica_free(Replica* r) noexcept nogil
 cdef Batch* batch_new(u32 n) noexcept nogil
 cdef void batch_free(Batch* batch) noexcept nogil
+cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noexcept nogil
+# ^ one that cannot be framed (a row larger than a frame may be) ends, and is freed
 
+cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n, u64 now_us) noexcept nogil
+# ^ before its first batch: how it batches, and what its container measured before it was ready
 cdef void replica_teach(Replica* r, const void* feedback, u64 nbytes, u32 rows, u64 now_us) noexcept nogil
 # ^ a FEEDBACK payload of so many rows, when nothing else is to be sent; dropped, and counted, when too much of it waits
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
-                          u64 slo_us, u64 now_us) noexcept nogil
+                          u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil
 # ^ a REPLY or FAILURE: ends the batch's rows; or an ACCURACY. BAD_FRAME: the link is of no more use
+#   elsewhere: rows that the model failed may be tried on another replica
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil
 # ^ protocol 1: n x f64; OK, or PENDING while not all of it is there
 cdef bint replica_overdue(Replica* r, Lanes* lanes, u64 now_us) noexcept nogil

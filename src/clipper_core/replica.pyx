@@ -1,9 +1,9 @@
 """Replies in, for one container, and what becomes of its batches when none comes."""
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strlen
 
 from clipper_core.batch_log cimport batch_log_put
-from clipper_core.batcher cimport batcher_learn, batcher_predict_us
+from clipper_core.batcher cimport batcher_init, batcher_learn, batcher_predict_us, batcher_seed
 from clipper_core.clock_cache cimport cache_fill, cache_prefetch
 from clipper_core.codec cimport ACCURACY, CONFIDENCE, FAILURE, FEEDBACK, QUALIFIERS, ROW_STATUS, VARIABLE, Rows, rows_open
 from clipper_core.dtype cimport ANY, F64, itemsize
@@ -16,7 +16,7 @@ from clipper_core.output cimport output_text, output_value
 from clipper_core.piece cimport piece_end_words, span_leave
 from clipper_core.prediction cimport TAG_NONE, Value, value_drop
 from clipper_core.status cimport BAD_FRAME, BAD_OUTPUT, MODEL_ERROR, NO_MEMORY, OK, PENDING, REPLICA_LOST, TOO_LARGE
-from clipper_core.task cimport Task, lane_of, pos_of, task_of
+from clipper_core.task cimport Task, lane_of, pos_of, span_is_first_try, task_of
 
 cdef enum:
     AHEAD = 8                   # cache buckets asked for before they are filled
@@ -97,21 +97,36 @@ cdef Batch* _take_oldest(Replica* r, Lanes* lanes, u64 slo_us, u64 now_us, bint 
 
 
 cdef void _publish(Replica* r, u32 n) noexcept nogil:
-    """What a snapshot shows of this replica."""
+    """What a snapshot shows of this replica, after a batch of n rows."""
     cdef u32 bucket = 0
     while (n >> 1) >> bucket and bucket < PROFILE_BUCKETS - 1:
         bucket += 1
+    _publish_fit(r)
+    r.gauge.profile_us[bucket].store(<u64> r.batcher.profile_us[bucket], relaxed)
+    r.gauge.profile_n[bucket].store(r.batcher.profile_n[bucket], relaxed)
+
+
+cdef void _publish_fit(Replica* r) noexcept nogil:
     r.gauge.limit.store(<u64> r.batcher.limit, relaxed)
     r.gauge.batches.store(r.batcher.batches, relaxed)
     r.gauge.misses.store(r.batcher.misses, relaxed)
     r.gauge.fit_a_ns.store(<u64> max(0.0, r.batcher.fit_a * 1000), relaxed)
     r.gauge.fit_b_ns.store(<u64> max(0.0, r.batcher.fit_b * 1000), relaxed)
-    r.gauge.profile_us[bucket].store(<u64> r.batcher.profile_us[bucket], relaxed)
-    r.gauge.profile_n[bucket].store(r.batcher.profile_n[bucket], relaxed)
+
+
+cdef void replica_begin(Replica* r, const BatcherConfig* config, const Timing* timings, u32 n, u64 now_us) noexcept nogil:
+    cdef u32 i, bucket
+    batcher_init(&r.batcher, config)
+    for i in range(n):
+        batcher_seed(&r.batcher, timings[i].rows, timings[i].time_us, now_us)
+    _publish_fit(r)
+    for bucket in range(PROFILE_BUCKETS):
+        r.gauge.profile_us[bucket].store(<u64> r.batcher.profile_us[bucket], relaxed)
+        r.gauge.profile_n[bucket].store(r.batcher.profile_n[bucket], relaxed)
 
 
 cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const Header* header, const u8* payload,
-                          u64 slo_us, u64 now_us) noexcept nogil:
+                          u64 slo_us, bint elsewhere, u64 now_us) noexcept nogil:
     cdef Batch* batch
     cdef Rows rows
     cdef Status status
@@ -125,7 +140,7 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
         return BAD_FRAME            # answered before it was sent: its rows must stay until they have left
     if header.kind == FAILURE:
         batch = _take_oldest(r, lanes, slo_us, now_us, False)
-        _fail(lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes, now_us)
+        _failed(r, lanes, batch, MODEL_ERROR, <const char*> payload, header.payload_bytes, elsewhere, now_us)
         batch_free(batch)
         return OK
     status = rows_open(header, payload, &r.link.limits, &rows)
@@ -133,13 +148,16 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
         return status
     batch = _take_oldest(r, lanes, slo_us, now_us, True)
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
-        _fail_text(lanes, batch, TOO_LARGE, b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
+        _end_all_text(lanes, batch, TOO_LARGE,
+                      b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
                    now_us)
     elif rows.n != batch.n:
-        _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another number of outputs than the batch has inputs", now_us)
+        _failed_text(r, lanes, batch, b"the model returned another number of outputs than the batch has inputs", elsewhere,
+                     now_us)
     elif not _is_declared(spec, header):
-        _fail_text(lanes, batch, BAD_OUTPUT, b"the model returned another type or shape than its declared output", now_us)
+        _failed_text(r, lanes, batch, b"the model returned another type or shape than its declared output", elsewhere, now_us)
     else:
+        _recover(r)
         _end_rows(r, lanes, header, batch, &rows, now_us)
     batch_free(batch)
     return OK
@@ -246,7 +264,7 @@ cdef bint _is_intact(Lanes* lanes, u64 ticket) noexcept nogil:
     return lane_of(lanes, ticket).ring.cells.untouched(pos_of(ticket))
 
 
-cdef void _fail(Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, u64 now_us) noexcept nogil:
+cdef void _end_all(Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, u64 now_us) noexcept nogil:
     cdef u32 i
     cdef Value value
     output_text(text, n, &value)
@@ -255,11 +273,57 @@ cdef void _fail(Lanes* lanes, Batch* batch, Status status, const char* text, u64
     value_drop(&value)
 
 
-cdef void _fail_text(Lanes* lanes, Batch* batch, Status status, const char* text, u64 now_us) noexcept nogil:
-    cdef u64 n = 0
-    while text[n]:
-        n += 1
-    _fail(lanes, batch, status, text, n, now_us)
+cdef void batch_drop(Lanes* lanes, Batch* batch, Status status, u64 now_us) noexcept nogil:
+    _end_all_text(lanes, batch, status, b"", now_us)
+    batch_free(batch)
+
+
+cdef void _end_all_text(Lanes* lanes, Batch* batch, Status status, const char* text, u64 now_us) noexcept nogil:
+    _end_all(lanes, batch, status, text, strlen(text), now_us)
+
+
+cdef void _failed_text(Replica* r, Lanes* lanes, Batch* batch, const char* text, bint elsewhere, u64 now_us) noexcept nogil:
+    _failed(r, lanes, batch, BAD_OUTPUT, text, strlen(text), elsewhere, now_us)
+
+
+cdef void _failed(Replica* r, Lanes* lanes, Batch* batch, Status status, const char* text, u64 n, bint elsewhere,
+                  u64 now_us) noexcept nogil:
+    """The model failed a whole batch. Rows on their first try go elsewhere; where only rows that another replica failed as well
+    were in it, they are to blame, and this one is not."""
+    cdef u32 i, first_tries = 0
+    cdef Value value
+    output_text(text, n, &value)
+    for i in range(batch.span_count if batch.keys == NULL else 0):
+        first_tries += span_is_first_try(lanes, &batch.spans[i])
+        if not (elsewhere and span_retry(lanes, &batch.spans[i], r.conn, now_us)):
+            span_end(lanes, &batch.spans[i], status, &value, now_us)
+    value_drop(&value)
+    r.gauge.failures.fetch_add(1, relaxed)
+    if first_tries or batch.keys != NULL:
+        _count_failure(r, elsewhere, now_us)
+
+
+cdef void _count_failure(Replica* r, bint elsewhere, u64 now_us) noexcept nogil:
+    """Eject it after too many in a row, unless it is the last that takes rows."""
+    if now_us < r.ejected_until_us:
+        return                      # it was on its way when the replica was ejected
+    r.failed += 1
+    if r.eject_after == 0 or not elsewhere or (r.failed < r.eject_after and r.ejected_until_us == 0):
+        return
+    r.ejected_until_us = now_us + min(<u64> EJECT_US_MIN << min(r.ejections, <u32> 16), <u64> EJECT_US_MAX)
+    r.ejections += 1
+    r.gauge.ejected.store(1, relaxed)
+    r.gauge.ejections.fetch_add(1, relaxed)
+
+
+cdef void _recover(Replica* r) noexcept nogil:
+    """It answered a batch."""
+    if r.failed == 0:
+        return
+    r.failed = 0
+    r.ejections /= 2                # one that fails again soon is left alone for longer than one that never did
+    r.ejected_until_us = 0
+    r.gauge.ejected.store(0, relaxed)
 
 
 cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_us, u64 now_us) noexcept nogil:
@@ -279,6 +343,7 @@ cdef Status replica_bare(Replica* r, Lanes* lanes, const RowSpec* spec, u64 slo_
     rows.n = batch.n
     rows.row_bytes = 8
     rows.data = bytes
+    _recover(r)
     _end_rows(r, lanes, &header, batch, &rows, now_us)
     batch_free(batch)
     return OK
@@ -309,7 +374,7 @@ cdef void _again(Lanes* lanes, const Span* span, u64 now_us) noexcept nogil:
     cdef Value nothing
     nothing.word = 0
     nothing.tag = TAG_NONE
-    if not span_retry(lanes, span, now_us):
+    if not span_retry(lanes, span, 0, now_us):
         span_end(lanes, span, REPLICA_LOST, &nothing, now_us)
 
 

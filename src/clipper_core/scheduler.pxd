@@ -4,7 +4,7 @@
 # Threads: step, received, lost, open and what they call: the loop. Commands and notices pass between Python and the loop by
 # rings. Submitting is the business of `model`; it meets the loop in the lanes.
 from libcpp.vector cimport vector
-from clipper_core.batcher cimport BatcherConfig
+from clipper_core.batcher cimport TIMINGS_MAX, BatcherConfig, Timing
 from clipper_core.clock_cache cimport CacheState
 from clipper_core.codec cimport Limits
 from clipper_core.delivery cimport DeliveryState
@@ -49,6 +49,9 @@ cdef struct Command:
     bint shared                 # the container can map rows
     bint sessions               # and wants to know whose query each row is; it maps none then
     bint quiet                  # no heartbeats on this connection
+    u64 heartbeat_us            # 0: the engine's
+    u32 timing_count
+    Timing timings[TIMINGS_MAX]          # of the warm-up in the container
     BatcherConfig batching
     void* data                  # WELCOME or REFUSE payload, malloc'd; the loop frees it
     u64 nbytes
@@ -69,6 +72,7 @@ cdef struct LinkState:
     Replica* replica            # once attached; changed under `looking`
     u32 model
     u32 conn
+    u64 heartbeat_us            # each side says something at least this often
     u8 quiet                    # neither side sends heartbeats, nor minds silence
     u8 watched                  # on the engine's list
     u8 leaving                  # its container said GOODBYE, and has batches to answer
@@ -81,6 +85,7 @@ cdef cppclass EngineState:
     u64 links_max
     u8 search_near, search_far  # of strings, for LZ4: on links of this host, and on remote ones
     u64 heartbeat_us
+    u32 eject_after             # batches that a replica fails in a row before it is left alone for a while; 0: it never is
     u64 hello_us                # a connection that says nothing is closed after this
     ModelState** models
     atomic[u32] model_count     # numbers of models that were given out

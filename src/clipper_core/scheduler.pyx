@@ -13,21 +13,21 @@ from libc.string cimport memcpy
 
 from clipper_core.admission cimport Gate
 from clipper_core.asking cimport asking_step
-from clipper_core.batcher cimport batcher_hold_until, batcher_init
+from clipper_core.batcher cimport batcher_hold_until, batcher_know_slo
 from clipper_core.codec cimport (ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
-from clipper_core.crew cimport another_can, crew_arrived, crew_forecast, crew_learn, crew_pick, crew_rows, too_late
+from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_has_other, crew_learn, crew_look, crew_must_pass,
+                                crew_pick, crew_rows, too_late)
 from clipper_core.delivery cimport delivery_flush
 from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first, demand_end, demand_slo_us,
                                   demand_tight, demand_waiting)
 from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
-                                span_end, task_due_us)
+                                task_due_us)
 from clipper_core.link cimport (link_free, link_new, link_next, link_received, link_rest, link_room, link_send_frame,
                                 link_unsent)
 from clipper_core.machine cimport eventfd_signal, i32, relaxed, seq_cst
 from clipper_core.model_state cimport LANE_CLASSES, models_give_back
-from clipper_core.prediction cimport TAG_NONE, Value
-from clipper_core.replica cimport (Batch, batch_free, batch_new, replica_bare, replica_frame, replica_free, replica_late,
-                                   replica_lost, replica_new, replica_overdue, replica_teach)
+from clipper_core.replica cimport (Batch, batch_drop, batch_new, replica_bare, replica_begin, replica_frame, replica_free,
+                                   replica_late, replica_lost, replica_new, replica_overdue, replica_teach)
 from clipper_core.ring cimport ring_row
 from clipper_core.sending cimport replica_send
 from clipper_core.status cimport BAD_FRAME, FULL, NO_REPLICA, OK, PENDING, Status
@@ -236,7 +236,8 @@ cdef Status _frame(EngineState* e, LinkState* slot, Header* header, u8* payload,
         return BAD_FRAME
     model = e.models[slot.model]
     _warm(e, model)
-    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload, demand_slo_us(&model.demand, now_us), now_us)
+    return replica_frame(slot.replica, e.lanes, &model.spec, header, payload, demand_slo_us(&model.demand, now_us),
+                         crew_has_other(&model.crew, slot.replica), now_us)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -301,8 +302,10 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
         return
     slot.model = command.model
     slot.quiet = command.quiet and command.protocol == 2
-    batcher_init(&slot.replica.batcher, &command.batching)
-    slot.replica.gauge.limit.store(<u64> slot.replica.batcher.limit, relaxed)
+    slot.heartbeat_us = command.heartbeat_us if command.heartbeat_us else e.heartbeat_us
+    slot.replica.conn = slot.conn
+    slot.replica.eject_after = e.eject_after
+    replica_begin(slot.replica, &command.batching, command.timings, command.timing_count, now_us)
     slot.replica.sessions = command.sessions and command.protocol == 2
     slot.replica.shared = command.shared and command.protocol == 2 and slot.link.passes and not command.sessions
     if slot.replica.shared:
@@ -363,6 +366,7 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
     cdef LinkState* slot
     cdef Lane* lane
     model.crew.round += 1
+    crew_look(&model.crew)
     if waiting and model.crew.members.empty() and model.crew.expected_us > now_us:
         demand_end(&model.demand, e.lanes, model.crew.expected_us, NO_REPLICA, now_us)      # nobody comes in time for them
         waiting = demand_waiting(&model.demand)
@@ -371,11 +375,16 @@ cdef void _pump(EngineState* e, ModelState* model, u64 now_us) noexcept nogil:
         if who < 0:
             break
         slot = engine_slot(e, model.replicas[0][who])
+        if slot.replica.batcher.seeded:
+            batcher_know_slo(&slot.replica.batcher, <double> demand_slo_us(&model.demand, now_us))
         lane = _shed(e, model, slot.replica, &ticket, &waiting, tight, &n, now_us)
         if lane == NULL and slot.replica.passed == model.crew.round:
             continue
         if lane == NULL:
             break
+        if crew_must_pass(&model.crew, slot.replica, lane):
+            slot.replica.passed = model.crew.round
+            continue
         model.hold_until_us = batcher_hold_until(&slot.replica.batcher, <u32> waiting, task_of(e.lanes, ticket).submit_us,
                                                  task_due_us(task_of(e.lanes, ticket)))
         if model.hold_until_us > now_us:
@@ -419,7 +428,7 @@ cdef bint _send(EngineState* e, ModelState* model, LinkState* slot, Lane* lane, 
     _fill(e, model, slot, batch, lane, ticket, n, now_us)
     status = replica_send(slot.replica, e.lanes, &model.spec, batch, now_us)
     if status != OK:
-        _drop_batch(e, batch, status, now_us)
+        batch_drop(e.lanes, batch, status, now_us)
         return True
     _watch(e, slot)
     _want_write(e, slot)
@@ -435,6 +444,8 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
     batch.slo_us = batch.first_due_us = NEVER
     while lane != NULL and batch.n < n:
         task = task_of(e.lanes, ticket)
+        if batch.n and crew_must_pass(&model.crew, slot.replica, lane):
+            break
         if batch.n and too_late(slot.replica, n, task.due_us, now_us):
             if another_can(&model.crew, slot.replica, n, task.due_us, now_us):
                 break
@@ -455,31 +466,19 @@ cdef void _fill(EngineState* e, ModelState* model, LinkState* slot, Batch* batch
             lane = demand_due_first(&model.demand, e.lanes, &ticket)
 
 
-cdef void _drop_batch(EngineState* e, Batch* batch, Status status, u64 now_us) noexcept nogil:
-    """A batch that cannot be framed (a row larger than a frame may be) ends here."""
-    cdef u32 i
-    cdef Value nothing
-    nothing.word = 0
-    nothing.tag = TAG_NONE
-    for i in range(batch.span_count):
-        span_end(e.lanes, &batch.spans[i], status, &nothing, now_us)
-    batch_free(batch)
-
-
 # -- the step ----------------------------------------------------------------------------------------------------------
 
 cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     cdef Lane* lane = lanes_next_ready(e.lanes)
     cdef ModelState* model
-    cdef u64 seen
+    cdef u64 own
     while lane != NULL:
         model = e.models[lane.model]
         if lane.used_us == 0:
             demand_add(&model.demand, lane, _gate_of(model, lane))
-        seen = lane.seen
-        lane_take_in(e.lanes, lane, now_us)
+        own = lane_take_in(e.lanes, lane, now_us)
         if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it waits
-            crew_arrived(&model.crew, lane.seen - seen, now_us)
+            crew_arrived(&model.crew, own, now_us)      # what joined costs no replica anything
         _warm(e, model)
         lane = lanes_next_ready(e.lanes)
 
@@ -552,12 +551,12 @@ cdef void _chore(EngineState* e, LinkState* slot, u64 now_us) noexcept nogil:
         _close_soon(e, slot)
     if slot.link.protocol == 1 or slot.quiet:
         return
-    if silent > 2 * e.heartbeat_us:
+    if silent > 2 * slot.heartbeat_us:
         r.suspect = True
         r.gauge.suspect.store(1, relaxed)
-    if silent > 3 * e.heartbeat_us and (r.in_flight == 0 or now_us > r.flight[0].due_us):
+    if silent > 3 * slot.heartbeat_us and (r.in_flight == 0 or now_us > r.flight[0].due_us):
         _close_soon(e, slot)
-    if now_us > slot.link.spoke_us + e.heartbeat_us and not link_unsent(slot.link):
+    if now_us > slot.link.spoke_us + slot.heartbeat_us and not link_unsent(slot.link):
         _say(e, slot, HEARTBEAT, NULL, 0, now_us)
 
 

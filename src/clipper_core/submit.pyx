@@ -1,12 +1,12 @@
 """The last step of submitting, for callers with Python (model) and without (http_query)."""
 from libc.string cimport memcpy
 
-from clipper_core.admission cimport gate_finish_us, gate_probe
 from clipper_core.dtype cimport F64
 from clipper_core.histogram cimport count
-from clipper_core.lane cimport lane_new, lane_submit
+from clipper_core.lane cimport lane_new
 from clipper_core.machine cimport relaxed
-from clipper_core.status cimport FULL, NO_REPLICA, PENDING, TOO_LARGE
+from clipper_core.offer cimport lane_offer, lane_wait_us
+from clipper_core.status cimport FULL, PENDING, TOO_LARGE
 from clipper_core.task cimport Lane
 
 cdef extern from *:
@@ -38,21 +38,17 @@ cdef Status row_submit(EngineState* e, ModelState* m, const void* row, u64 nbyte
         return TOO_LARGE        # whatever waits: no frame can hold it
     if lane == NULL or nbytes >> 32:
         return FULL
-    if (gate_finish_us(&m.gates[klass], lane.ring.cells.tail.load(relaxed), now_us) > now_us + slo_us
-            and not gate_probe(&m.gates[klass], now_us)):
-        return FULL if m.gates[klass].size.load(relaxed) else NO_REPLICA
-    return lane_submit(e.lanes, lane, row, <u32> nbytes, key if m.cached else NULL, block, slot, now_us + slo_us, now_us, salt)
+    return lane_offer(e.lanes, lane, &m.gates[klass], row, <u32> nbytes, key if m.cached else NULL, salt, now_us + slo_us, now_us,
+                      block, slot)
 
 
 cdef void row_refused(ModelState* m, Status status, u64 slo_us, u64 now_us, Value* value) noexcept nogil:
     cdef u32 klass = log2_of(slo_us)
-    cdef u64 finish
     cdef double wait_s
     count(&m.tally.refused[<u32> status], 1)
     m.gates[klass].asked_us.store(now_us, relaxed)
     if status != FULL or m.gates[klass].size.load(relaxed) == 0:
         return
-    finish = gate_finish_us(&m.gates[klass], m.lanes[klass].ring.cells.tail.load(relaxed), now_us)
-    wait_s = max(<double> finish - <double> (now_us + slo_us), 1000.0) / 1e6
+    wait_s = lane_wait_us(m.lanes[klass], &m.gates[klass], now_us + slo_us, now_us) / 1e6
     memcpy(&value.word, &wait_s, 8)
     value.tag = F64

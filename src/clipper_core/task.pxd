@@ -27,6 +27,7 @@ cdef struct Task:
     u64 deadline_us
     u64 due_us              # latest deadline among it and those joined to it
     u64 submit_us
+    u64 refused_us          # 0, or admission refused it, and another try may succeed after this time: it may only join
     u64 salt                # that it was asked with: a session's number, for models that take sessions
     u64 next                # ticket of the next task joined to the same row; 0: none
     u64 prev                # ticket of the one before (the owner at last); 0: this is the owner
@@ -50,6 +51,7 @@ cdef struct Span:           # consecutive rows of one task
     u32 first
     u16 rows
     u16 tries               # of a piece's: times these rows were sent
+    u32 failed_on           # of rows that are tried once more: the connection whose container failed them; 0: it was lost
 
 cdef cppclass Tally:        # counters of one model; any thread reads them, the loop writes all but refused and hits
     atomic[u64] ended[18]   # in the loop, by Status
@@ -59,6 +61,7 @@ cdef cppclass Tally:        # counters of one model; any thread reads them, the 
     atomic[u64] joined      # answered by another's evaluation
     atomic[u64] evaluated   # rows that a container answered
     atomic[u64] batches
+    atomic[u64] retried     # rows that were to be tried on another replica
     atomic[u64] queued
     atomic[u32] replicas
     Histogram latency       # us, of tasks that ended OK, cache hits at submit excluded
@@ -73,6 +76,7 @@ cdef cppclass Lane:
     Ring* ring
     Tally* tally
     u64 seen                # loop: positions before it have been taken in
+    atomic[u64] taken       # `seen`, for other threads; what is before it and waits is in the table of evaluations in flight
     u64 head                # loop: positions before it are sent, joined or gone
     u64 waiting             # loop: rows in phase WAITING
     u64 used_us             # loop: last time rows came
@@ -124,3 +128,10 @@ cdef inline u64 lane_places(const Lane* lane) noexcept nogil:          # rows of
 
 cdef inline u64 span_place(const Lane* lane, const Span* span) noexcept nogil:     # where its first row lies among them
     return (span.ticket & lane.ring.mask) * (lane.piece_rows if lane.piece_rows else 1) + span.first
+
+cdef inline bint span_is_first_try(Lanes* lanes, const Span* span) noexcept nogil:
+    cdef Task* task = task_of(lanes, span.ticket)
+    return (task.tries if task.slots == NULL else span.tries) <= 1
+
+cdef inline u32 lane_avoids(const Lane* lane) noexcept nogil:      # the connection that failed the rows at the head
+    return 0 if lane.retry.empty() else lane.retry.front().failed_on

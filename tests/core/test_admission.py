@@ -10,7 +10,7 @@ from clipper_core.admission import Door
 from clipper_core.status import Status
 
 World = Any  # tests/core/conftest.py
-STATIC = 3
+AIMD, STATIC = 0, 3
 PROBE_US = 100_000
 LINE = {"own_us": 1_000.0, "row_us": 10.0, "full_us": 2_000.0, "size": 100}
 
@@ -184,6 +184,94 @@ def test_an_estimate_that_is_wrong_is_tried_again(world: World) -> None:
     assert statuses[0] == Status.FULL
     assert Status.OK in statuses
     assert statuses[-20:] == [Status.OK] * 20
+
+
+def slow_and_cached(world: World) -> tuple[Any, Any]:
+    """A cached model of one replica that takes 200 ms for a row, and is known to; queries have 500 ms."""
+    model = world.model(cached=True)
+    container = world.container(model, mode=STATIC, size_max=1)
+    for k in range(12):
+        model.predict(-1.0 - k, 500)
+        world.step()
+        container.read()
+        world.step(200_000)
+        container.reply()
+        world.step()
+    return model, container
+
+
+def test_queries_equal_to_one_in_flight_are_never_refused(world: World) -> None:
+    """Bursts of 50 identical queries cost one evaluation each, so admission has no reason to refuse any of them."""
+    model, container = slow_and_cached(world)
+    evaluated = world.engine.model_counts(model.index)["evaluated"]
+    for burst in range(6):
+        futures = [model.predict(float(burst), 500) for _ in range(25)]
+        world.step()
+        futures += [model.predict(float(burst), 500) for _ in range(25)]
+        world.step()
+        assert [rows.tolist() for _, rows in container.read()] == [[float(burst)]]
+        world.step(200_000)
+        container.reply()
+        world.step()
+        assert {future.status() for future in futures} == {Status.OK}
+    assert world.engine.model_counts(model.index)["evaluated"] == evaluated + 6
+
+
+def test_a_query_let_in_only_to_join_ends_as_full_without_an_equal_one(world: World) -> None:
+    model, container = slow_and_cached(world)
+    for k in range(3):
+        model.predict(float(k), 500)
+    late = model.predict(7.0, 500)
+    assert not late.done(), "the loop has not looked at the rows before it, one of which may be equal"
+    world.step()
+    assert late.status() == Status.FULL
+    error = late.exception()
+    assert 0.001 <= error.retry_after_s <= 1.0
+    assert model.predict(8.0, 500).status() == Status.FULL, "nobody asks the same"
+    container.reply_all()
+
+
+def test_a_query_whose_answer_has_just_been_cached_is_not_refused(world: World) -> None:
+    model, container = slow_and_cached(world)
+    for k in range(3):
+        model.predict(float(k), 500)
+    world.step()
+    assert model.predict(9.0, 500).status() == Status.FULL
+    model.put(9.0, 81.0)
+    assert model.predict(9.0, 500).result() == 81.0
+    container.reply_all()
+
+
+def test_equal_queries_take_no_place_from_others(world: World) -> None:
+    """What joins is no row of its own in the forecast, nor in the rate at which rows come."""
+    model, container = slow_and_cached(world)
+    for _ in range(100):
+        model.predict(1.0, 500)
+        world.step(10)
+    other = model.predict(2.0, 500)
+    world.step()
+    assert not other.done()
+    container.reply_all()
+    assert other.status() == Status.OK
+
+
+def test_the_first_burst_of_a_warm_replica_is_answered(world: World) -> None:
+    """5000 queries come within 25 ms of a new replica, which takes 100 us for a batch and 1 us for a row."""
+    model = world.model(cached=False)
+    sizes = [1, 1, 1, *(1 << k for k in range(1, 9))]
+    container = world.container(model, mode=AIMD, size_max=512, timings=[(n, 50 + n) for n in sizes])
+    world.step()
+    futures, ends_us = [], dict[int, int]()
+    for k in range(5000):
+        futures.append(model.predict(float(k), 20))
+        world.step(5)
+        for number, rows in container.read():
+            if number not in ends_us:
+                ends_us[number] = max(world.now_us, max(ends_us.values(), default=0)) + 100 + len(rows)
+        if container.inbox and ends_us[container.inbox[0][0]] <= world.now_us:
+            container.reply()
+    container.reply_all()
+    assert sum(future.status() != Status.OK for future in futures) <= 100, "2 %"
 
 
 def test_a_model_without_a_replica_admits_what_one_may_still_come_for(world: World) -> None:

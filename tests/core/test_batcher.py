@@ -507,3 +507,28 @@ def test_bad_settings_are_named(settings_: dict[str, object], named: str) -> Non
 
 def test_modes_have_numbers() -> None:
     assert [mode.name.lower() for mode in Batching] == MODES
+
+
+@pytest.mark.parametrize("mode", ADAPTIVE)
+def test_a_warm_up_seeds_the_limit_and_the_fit(mode: str) -> None:
+    """What a container measured before it was ready counts like answered batches; the first SLO cuts the limit."""
+    sizer = BatchSizer(mode, size_max=512)
+    for n in (1, 1, 1, *(1 << k for k in range(1, 9) for _ in range(2))):
+        sizer.seed(n, 100 + 40 * n, 0)
+    assert sizer.limit >= 256
+    assert sizer.predict(100) == pytest.approx(4_150, rel=0.1)
+    sizer.know_slo(SLO_US)
+    assert 128 <= sizer.limit <= 260, "half of 20 ms holds 245 rows of 40 us"
+    slow = BatchSizer(mode, size_max=512)
+    for _ in range(3):
+        slow.seed(1, 200_000, 0)
+    slow.know_slo(SLO_US)
+    assert slow.limit == 1
+    assert slow.must_shed(0, 0, 2, SLO_US)
+
+
+def test_a_warm_up_does_not_change_a_fixed_size() -> None:
+    sizer = BatchSizer("static", size_max=64)
+    sizer.seed(1, 1_000_000, 0)
+    sizer.know_slo(SLO_US)
+    assert sizer.limit == 64

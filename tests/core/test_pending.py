@@ -1,6 +1,7 @@
 """The evaluations in flight beside a dict."""
 
 import random
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -39,3 +40,26 @@ def test_pending_refuses_ticket_zero_and_the_absurd() -> None:
         Pending(4).put(1, 2, 0)
     with pytest.raises(MemoryError):
         Pending(2**50)
+
+
+def test_other_threads_see_what_is_in_flight_while_entries_move() -> None:
+    """One thread inserts and removes, as the loop does; another asks for a key that is there all the time."""
+    table, kept = Pending(64), (5, 5)
+    table.put(*kept, 1)
+    missed: list[int] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            if not table.has(*kept):
+                missed.append(1)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for i in range(20_000):
+        table.put(4 + 128 * (i % 7), i, i + 2)
+        table.remove(4 + 128 * (i % 7), i, i + 2)
+    done.set()
+    asking.join()
+    assert not missed
+    assert not table.has(6, 6)

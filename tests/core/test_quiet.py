@@ -164,3 +164,21 @@ def test_links_that_rest_keep_no_buffer(world: World) -> None:
     assert waiting < 2048
     kept = 256 * (16384 + 64)  # are handed around
     assert (allocated_bytes() - before - kept) / len(conns) < 4096
+
+
+def test_a_connection_may_have_a_heartbeat_of_its_own(new_world: Callable[..., World]) -> None:
+    """Ten times as long as the others': it is asked a tenth as often, and may be silent for ten times as long."""
+    world = new_world(heartbeat_ms=BEAT_US // 1000)
+    model = world.model(cached=False)
+    sparse, usual = world.container(model, heartbeat_ms=10 * BEAT_US // 1000), world.container(model)
+    for _ in range(10):
+        world.step(26_000)
+        sparse.read()
+        usual.read()
+    assert world.engine.wants_close(usual.conn)
+    assert not world.engine.wants_close(sparse.conn)
+    assert 1 <= sparse.heard.count(Kind.HEARTBEAT) <= 3
+    for _ in range(10):
+        world.step(26_000)
+        sparse.read()
+    assert world.engine.wants_close(sparse.conn)

@@ -16,7 +16,7 @@ from clipper.errors import ClipperError, ForkedProcess, ShuttingDown
 from clipper.serving import engines as engines_module
 from clipper.testing import wait_until
 
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
 ROW = np.array([1.0, 2.0])
 
 

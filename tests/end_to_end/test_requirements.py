@@ -21,7 +21,7 @@ from clipper.deploy.sdk import wheel_into
 from clipper.errors import DeployFailed, InvalidInput, ShuttingDown
 from clipper.testing import wait_until
 
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
 
 
 @pytest.fixture(scope="module")

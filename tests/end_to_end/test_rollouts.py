@@ -14,7 +14,7 @@ from clipper.testing import wait_until
 
 PATIENCE_S = 60.0
 OPEN = ("running", "paused")
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
 numbers = itertools.count()
 
 

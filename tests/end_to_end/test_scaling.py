@@ -18,6 +18,7 @@ ROW = np.arange(4.0)
 SLO_MS = 10_000
 QUICK = {
     "heartbeat_ms": 100,
+    "warmup": False,
     "restart_ms_min": 20,
     "restart_ms_max": 200,
     "scale_look_ms": 20,

@@ -22,7 +22,7 @@ from tests.store.conftest import RedisServer, own_redis
 __all__ = ["own_redis"]
 
 PATIENCE_S = 60.0
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
 
 FIRST = """
 import json, sys, clipper

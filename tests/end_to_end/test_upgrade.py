@@ -17,7 +17,7 @@ import clipper
 from clipper.testing import wait_until
 
 PATIENCE_S = 60.0
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 5.0, "restarts_max": 100}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 5.0, "restarts_max": 100}
 SLO_MS = 30_000
 
 

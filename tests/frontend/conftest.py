@@ -15,7 +15,7 @@ from clipper.frontend.messages import Outcome, Request
 from clipper.settings.http import HttpSettings
 from clipper_container.model import Scored
 
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0, "stop_grace_s": 1.0}
 PATIENCE_S = 10.0
 
 
@@ -68,13 +68,15 @@ def server() -> Iterator[clipper.ClipperServer]:
 def warm_workers(server: clipper.ClipperServer) -> None:
     """Worker threads start one by one, as they are needed, and stay: none may begin in a test."""
     frontends: Any = server._frontends
-    for each in (frontends._listeners, frontends._grpc):
-        if each is not None:
-            barrier = threading.Barrier(5)
-            waiting = [each._workers.submit(barrier.wait) for _ in range(4)]
-            barrier.wait(PATIENCE_S)
-            for one in waiting:
-                one.result(PATIENCE_S)
+    pools = [*frontends._listeners._pools.values()] if frontends._listeners is not None else []
+    if frontends._grpc is not None:
+        pools += [frontends._grpc._workers, frontends._grpc._managers]
+    for pool in pools:
+        barrier = threading.Barrier(5)
+        waiting = [pool.submit(barrier.wait) for _ in range(4)]
+        barrier.wait(PATIENCE_S)
+        for one in waiting:
+            one.result(PATIENCE_S)
 
 
 @pytest.fixture

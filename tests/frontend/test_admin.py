@@ -1,10 +1,15 @@
 """Management over HTTP: each verb, who may, and that a change takes effect."""
 
+import threading
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import clipper
+from clipper.frontend import listeners
+from clipper.manage.operations import Operations
 from tests.frontend.conftest import Ask, ask
 
 
@@ -234,3 +239,50 @@ def test_the_step_that_decided_and_the_set_are_in_the_answer(query: Ask, manage:
         reply = query("POST", "/api/sets/predict", {"input": [1, 2, i]}).json
         query("POST", "/api/sets/feedback", {"id": reply["id"], "label": 3.5 + i})
     assert reply["set"][0] <= reply["output"] <= reply["set"][1]
+
+
+def test_queries_feedback_and_looks_do_not_wait_for_changes_by_management(
+    manage: Ask, query: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More deployments than there are threads are under way; a large query, feedback and `ps` are answered all the same."""
+    release, under_way = threading.Event(), threading.Semaphore(0)
+
+    def deploy(self: Operations, **_: Any) -> None:
+        under_way.release()
+        assert release.wait(60)
+
+    monkeypatch.setattr(Operations, "scale", deploy)
+    with ThreadPoolExecutor(8) as callers:
+        changes = [callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1}) for _ in range(8)]
+        try:
+            assert all(under_way.acquire(timeout=10) for _ in range(4))
+            rows = {"inputs": [{"name": "x", "shape": [40_000, 3], "datatype": "FP64", "data": [1.0] * 120_000}]}
+            answer = query("POST", "/v2/models/total/infer", rows)
+            assert (answer.status, len(answer.json["outputs"][0]["data"])) == (200, 40_000)
+            told = query("POST", "/api/learns/feedback", {"input": [1.0, 2.0, 3.0], "label": 6.0})
+            assert told.status == 200, told.body
+            assert manage("GET", "/admin/ps").status == 200
+            assert not any(change.done() for change in changes)
+        finally:
+            release.set()
+        assert {change.result(30).status for change in changes} == {200}
+
+
+def test_changes_that_wait_in_too_great_a_number_are_refused(manage: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_WAITING_MAX", 1)
+    release, under_way = threading.Event(), threading.Semaphore(0)
+
+    def scale(self: Operations, **_: Any) -> None:
+        under_way.release()
+        assert release.wait(60)
+
+    monkeypatch.setattr(Operations, "scale", scale)
+    with ThreadPoolExecutor(6) as callers:
+        try:
+            changes = [callers.submit(manage, "POST", "/admin/models/sum/scale", {"replicas": 1}) for _ in range(6)]
+            assert all(under_way.acquire(timeout=10) for _ in range(4))
+            refused, _ = futures.wait(changes, 10, futures.FIRST_COMPLETED)
+            assert {change.result().status for change in refused} == {429}
+            assert refused.pop().result().headers["retry-after"] == "1"
+        finally:
+            release.set()

@@ -12,7 +12,7 @@ import pytest
 
 BASE = "localhost/clipper-test-base:1"
 PACKAGES = ("numpy", "lz4", "msgpack", "cloudpickle")
-QUICK = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 100, "drain_s": 1.0}
+QUICK = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 100, "drain_s": 1.0}
 PATIENCE_S = 30.0
 PODMAN = """\
 [containers]

@@ -26,7 +26,7 @@ from clipper.settings.params import ParamsSettings
 from clipper_container import Model, session_of
 from tests.params.conftest import TOKEN, Shards
 
-QUICK: dict[str, Any] = {"heartbeat_ms": 100, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
+QUICK: dict[str, Any] = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
 PATIENCE_S = 60.0
 
 

@@ -100,6 +100,12 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--code", action="append", default=[], metavar="DIR", help="put this directory on sys.path; may be repeated"
     )
+    serve.add_argument(
+        "--warmup",
+        default="",
+        metavar="off|ROWS",
+        help="before it is ready the model runs batches of made-up rows of its input's type; give rows as JSON instead, or `off`",
+    )
     serve.add_argument("--sha256", default="", metavar="HEX", help="refuse a .pkl file with another SHA-256")
     serve.add_argument("--protocol", type=int, choices=(1, 2), default=2, help="format of the batches (2)")
     serve.add_argument(
@@ -229,12 +235,16 @@ def _host(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
     from clipper_container.adapters.function import explain, load_target
     from clipper_container.declared import give_tables
     from clipper_container.evaluate import user_traceback
     from clipper_container.model import as_model
-    from clipper_container.serve import Options, Refused, serve
+    from clipper_container.priority import lower
+    from clipper_container.serve import Options, Refused, evaluator_of, serve
     from clipper_container.transport import StopSwitch, parse_address
+    from clipper_container.warmup import warm_up
 
     try:
         parse_address(arguments.connect)
@@ -246,14 +256,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         print(f"clipper-container: cannot read the token from {arguments.token_file}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    restore = lower()
     try:
         model = as_model(
             load_target(arguments.target, arguments.sha256, arguments.code), confidence=not arguments.no_confidence
         )
         tables = give_tables(model)
         model.load()
-        gc.collect()
-        gc.freeze()  # what is here stays: the searches that come while it serves pass it over
     except Exception as error:
         print(
             f"model '{arguments.name}' failed to load: {explain(error)}\n{user_traceback(error)}",
@@ -261,6 +270,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             flush=True,
         )
         return EXIT_LOAD_FAILED
+    local = arguments.connect.startswith("unix:")
+    usual = not model.corrects and not arguments.alive_file and arguments.protocol == 2
     options = Options(
         name=arguments.name,
         version=arguments.version,
@@ -276,7 +287,15 @@ def _serve(arguments: argparse.Namespace) -> int:
         corrects=model.corrects,
         sessions=model.sessions,
         tables=bool(tables),
+        quiet=local and usual,
+        sparse=not local and usual,
     )
+    options = dataclasses.replace(
+        options, warm=warm_up(evaluator_of(model, options), options.input, arguments.warmup, options.batch_max)
+    )
+    gc.collect()
+    gc.freeze()  # what is here stays: the searches that come while it serves pass it over
+    restore()
     stop = StopSwitch()
     stop.on_signals(signal.SIGTERM, *([] if arguments.die_with_parent is not None else [signal.SIGINT]))
     try:

@@ -1,4 +1,9 @@
-"""The loop of a container: dial, say HELLO, answer each batch, dial again when the server is lost."""
+"""The loop of a container: dial, say HELLO, answer each batch, dial again when the server is lost.
+
+Over a unix socket each side hears at once when the other has died, as the kernel closes its end; so such a connection is quiet:
+no heartbeats either way. Over TCP they are sparse. A model that learns says now and then how right it is, and an alive file is
+touched with each heartbeat: these keep the usual ones.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clipper_container.answers import Answers, evaluate
@@ -17,6 +22,7 @@ from clipper_container.model import Model
 from clipper_container.regions import CannotShare, Regions, can_share
 from clipper_container.transport import Backoff, Connection, Disconnected, Heart, Stopping, StopSwitch, connect
 from clipper_container.version1 import V1_HEAD_BYTES, v1_content_bytes, v1_open
+from clipper_container.warmup import WarmUp
 from clipper_container.wire import (
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
@@ -62,7 +68,9 @@ class Options:
     corrects: bool = False
     sessions: bool = False
     quiet: bool = False
+    sparse: bool = False
     tables: bool = False
+    warm: WarmUp = field(default_factory=WarmUp)
 
     def hello(self, address: str, shared: bool = False) -> dict[str, Any]:
         """The fields of HELLO to the server at `address`. Over TCP, payloads are to carry a checksum."""
@@ -70,6 +78,8 @@ class Options:
 
         return {
             **({"quiet": True} if self.quiet else {}),
+            **({"sparse": True} if self.sparse else {}),
+            **({"timings": self.warm.timings, "gives": self.warm.output} if self.warm.output else {}),
             **({"tables": True} if self.tables else {}),
             **({"crc": True} if address.startswith("tcp:") and self.protocol == 2 else {}),
             "name": self.name,
@@ -113,6 +123,10 @@ class Welcome:
         return cls(heartbeat_ms / 1000, payload_bytes_max, *told)
 
 
+def evaluator_of(model: Model, options: Options) -> Evaluator:
+    return Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
+
+
 def serve(model: Model, address: str, options: Options, stop: StopSwitch | None = None, alive: str = "") -> None:
     """Answer batches until the server says GOODBYE or `stop` is requested. The model is loaded already.
 
@@ -120,7 +134,7 @@ def serve(model: Model, address: str, options: Options, stop: StopSwitch | None 
     Raises: Refused; ValueError for an address of another kind.
     """
     stop = stop or StopSwitch()
-    evaluator = Evaluator(model, options.name, options.retry_singly, options.row_by_row, options.pad)
+    evaluator = evaluator_of(model, options)
     backoff, say = Backoff(), _Announcer(options.name)
     signs = (lambda: _touch(alive)) if alive else _nothing
     sharing = address.startswith("unix:") and can_share()
@@ -177,7 +191,7 @@ def _serve_once(
         if options.protocol == 1:
             connection.set_silence(float("inf"))  # version 1 has no heartbeats
             _Version1(connection, evaluator, welcome).run()
-        connection.set_silence(SILENCE_HEARTBEATS * welcome.heartbeat_s)
+        connection.set_silence(float("inf") if welcome.quiet else SILENCE_HEARTBEATS * welcome.heartbeat_s)
         _Version2(connection, evaluator, welcome, sharing and welcome.shared).run(welcomed[-1])
     finally:
         connection.close()
@@ -228,7 +242,9 @@ class _Version2:
             signs()
             return self._lessons.news() if self._welcome.accuracy else None
 
-        heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)), news)
+        heart = None
+        if not self._welcome.quiet:
+            heart = Heart(connection, self._welcome.heartbeat_s, lambda: connection.send(control_frame(Kind.HEARTBEAT)), news)
         try:
             while self._one():
                 pass
@@ -237,7 +253,8 @@ class _Version2:
             self._say_goodbye()
             raise
         finally:
-            heart.stop()
+            if heart is not None:
+                heart.stop()
             if self._regions is not None:
                 self._regions.close()
 

@@ -1,6 +1,7 @@
 """Verbs that change the models of a server that runs, each that of `clipper.connect`."""
 
 import contextlib
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ _TELL_S = 0.5
 @click.option("--version", type=click.IntRange(min=1), help="Its number.  [the next]")
 @click.option("--replicas", metavar="N|LEAST-MOST", default="1", show_default=True, help="Containers; bounds follow the load.")
 @click.option("--input", metavar="TYPE", default="", help="Of one row, as f64[64] or str.  [as the model says]")
+@click.option("--warmup", metavar="ROWS", default="", help="JSON: rows it runs before it is ready.  [made-up ones]")
+@click.option("--no-warmup", is_flag=True, help="It runs nothing before it is ready: its calls have side effects.")
 @click.option("--batching", metavar="MODE", help="aimd, fit, quantile or static.  [the server's]")
 @click.option("--code", metavar="DIR", multiple=True, help="A folder that the model imports from; several times if need be.")
 @click.option("--requirements", metavar="FILE", help="For pip: it runs in an environment of its own, with these.")
@@ -37,10 +40,10 @@ _TELL_S = 0.5
 @dry
 @talks
 def deploy(
-    ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, batching: str | None,
-    code: tuple[str, ...], requirements: str | None, python: str, deployer: str | None, memory: int | None, cpus: float | None,
-    gpus: str | None, reads: tuple[str, ...], tolerance: float | None, trust: tuple[str, ...], behind: bool, no_wait: bool,
-    dry_run: bool,
+    ask: Asking, name: str, target: str, version: int | None, replicas: str, input: str, warmup: str, no_warmup: bool,
+    batching: str | None, code: tuple[str, ...], requirements: str | None, python: str, deployer: str | None,
+    memory: int | None, cpus: float | None, gpus: str | None, reads: tuple[str, ...], tolerance: float | None,
+    trust: tuple[str, ...], behind: bool, no_wait: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Serve TARGET as NAME: module:attribute on the server's host, or a model's file of this one (docs/models.md).
 
@@ -55,6 +58,7 @@ def deploy(
     settings: dict[str, Any] = {"replicas": bounds(replicas), "promote": not behind, "wait": not no_wait}
     settings |= {"version": version} if version else {}
     settings |= {"input": input} if input else {}
+    settings |= {"warmup": _rows(warmup)} if warmup else {"warmup": False} if no_warmup else {}
     settings |= {"batching": batching} if batching else {}
     settings |= {"trusted": trust} if trust else {}
     settings |= {"reads": dict(map(_columns, reads))} if reads else {}
@@ -68,6 +72,17 @@ def deploy(
     with _telling(ask, name) if sys.stderr.isatty() and not dry_run else contextlib.nullcontext():
         change = ask.server.deploy(name, target, dry_run=dry_run, **settings)
     ask.show_change(change)
+
+
+def _rows(text: str) -> list[Any]:
+    """Rows for a warm-up, written as JSON."""
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"this is no JSON: {error}", param_hint="--warmup") from None
+    if not isinstance(rows, list):
+        raise click.BadParameter("write a list of rows, as [[1.0, 2.0]].", param_hint="--warmup")
+    return rows
 
 
 def _columns(text: str) -> tuple[str, list[int]]:

@@ -188,6 +188,7 @@ def _declared(file: Path, place: Path, redis: bool) -> tuple[list[Model], tuple[
     """What a TOML file declares, as a server would have it that starts with it."""
     from clipper.config import load
     from clipper.deploy.package import pack
+    from clipper.deploy.warmup import warmup_of
     from clipper.manage.declared import application_settings, replicas_of
     from clipper.manage.deployment import type_of
     from clipper.serving.scaling import replica_bounds
@@ -202,7 +203,9 @@ def _declared(file: Path, place: Path, redis: bool) -> tuple[list[Model], tuple[
         models.append(Model(
             name, version, type_of(wanted.input or package.input or "any"), replicas=least, replicas_max=most,
             target=package.target, sha256=package.sha256, code=package.code, cache=wanted.cache, batching=wanted.batching,
-            retry_singly=wanted.retry_singly, requirements=wanted.requirements, python=wanted.python,
+            retry_singly=wanted.retry_singly,
+            warmup=warmup_of(name, config.server.warmup if wanted.warmup is None else wanted.warmup),
+            requirements=wanted.requirements, python=wanted.python,
             memory_mib=wanted.memory_mib, cpus=wanted.cpus, gpus=wanted.gpus,
         ))  # fmt: skip
     applications = []

@@ -38,6 +38,7 @@ class ContainerSpec:
     batch_max: int = 0
     threads: int = 1
     retry_singly: bool = False
+    warmup: str = ""
     row_by_row: bool = False
     pad: int = 0
     confidence: bool = True
@@ -56,7 +57,8 @@ class ContainerSpec:
 def options(spec: ContainerSpec) -> list[str]:
     """What a container is told of its model, wherever it runs: words of `clipper_container serve`."""
     words = ["--name", spec.name, "--version", str(spec.version)]
-    for option, value in (("--input", spec.input), ("--output", spec.output), ("--sha256", spec.sha256)):
+    texts = {"--input": spec.input, "--output": spec.output, "--sha256": spec.sha256, "--warmup": spec.warmup}
+    for option, value in texts.items():
         words += [option, value] if value and value != "any" else []  # what it declares itself, then
     for option, number in (("--batch-max", spec.batch_max), ("--pad", spec.pad)):
         words += [option, str(number)] if number else []
@@ -79,6 +81,7 @@ def spec_of(model: Model, **where: Any) -> ContainerSpec:
         input=str(model.input),
         output=model.output,
         retry_singly=model.retry_singly,
+        warmup=model.warmup,
         row_by_row=model.row_by_row,
         pad=model.batching.size_max if model.batching.pad else 0,
         code=model.code,

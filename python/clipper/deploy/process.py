@@ -32,7 +32,7 @@ from clipper.deploy.deployer import (
     ReplicaStatus,
     options,
 )
-from clipper.deploy.restarts import RestartPolicy, Restarts
+from clipper.deploy.restarts import RestartPolicy, Restarts, Spacing
 
 LOG_LINES_MAX = 200
 LOG_LINE_BYTES_MAX = 4096
@@ -144,6 +144,7 @@ class ProcessDeployer:
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         self._handlers: dict[int, Callable[[], object]] = {self._wake_fd: self._clear_wake}
+        self._spacing = Spacing()
         self._closed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="clipper-deployer", daemon=True)
@@ -358,7 +359,8 @@ class ProcessDeployer:
             replica.detail = f"{detail}; {replica.restarts.looped}"
             self._become(replica, ReplicaState.FAILED, EventKind.FAILED, pid, replica.detail, replica.tail())
             return
-        replica.due_s = now + pause_s
+        replica.due_s = self._spacing.next_s(now + pause_s, self._policy.apart_s)
+        pause_s = replica.due_s - now
         again = f"again in {pause_s:.1f} s"
         self._become(replica, ReplicaState.BACKOFF, EventKind.RESTARTING, pid, again, again_s=pause_s)
 

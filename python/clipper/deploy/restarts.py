@@ -10,6 +10,7 @@ class RestartPolicy:
 
     The pause doubles from `backoff_s_min` to `backoff_s_max`, and is the shortest again after `healthy_s` of life.
     After `exits_max` exits in `window_s` it is not started again. `grace_s`: from SIGTERM to SIGKILL when stopping.
+    `apart_s`: between two restarts, whichever replicas they are of: those that serve need the cores too.
     """
 
     backoff_s_min: float = 0.1
@@ -18,6 +19,7 @@ class RestartPolicy:
     exits_max: int = 5
     window_s: float = 30.0
     grace_s: float = 5.0
+    apart_s: float = 0.1
 
 
 class Restarts:
@@ -40,3 +42,16 @@ class Restarts:
             return None
         self._pause_s = min(policy.backoff_s_max, max(policy.backoff_s_min, 2 * self._pause_s))
         return self._pause_s
+
+
+class Spacing:
+    """When replicas are started again, one after another. Threads: one at a time."""
+
+    def __init__(self) -> None:
+        self._free_s = float("-inf")
+
+    def next_s(self, wanted_s: float, apart_s: float) -> float:
+        """The time of the next restart, at `wanted_s` or as soon after it as the one before allows."""
+        at_s = max(wanted_s, self._free_s)
+        self._free_s = at_s + apart_s
+        return at_s

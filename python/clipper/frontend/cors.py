@@ -47,7 +47,7 @@ def _told(step: Callable[[], Any], request: Request, said: Headers) -> Any:
     if isinstance(outcome, Later):
         return Later(outcome.futures, lambda: _told(outcome.make, request, said))
     if isinstance(outcome, Work):
-        return Work(lambda: _told(outcome.run, request, said))
+        return Work(lambda: _told(outcome.run, request, said), outcome.pool)
     if isinstance(outcome, Response | Streamed):
         outcome.headers = (*outcome.headers, *said)
     return outcome

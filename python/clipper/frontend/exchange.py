@@ -43,7 +43,7 @@ class Exchange:
             self.answer(outcome)
         else:
             assert type(outcome) is Work
-            self.connection.service.run(outcome.run, self)
+            self.connection.service.run(outcome, self)
 
     def _wait(self, _: Future | None = None) -> None:
         """Until the last of the futures is done; one after another, as each wait is for all that were done meanwhile."""

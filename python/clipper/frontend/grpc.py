@@ -51,6 +51,7 @@ class Grpc:
         self.address = ""
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-work")
+        self._managers = ThreadPoolExecutor(_WORKERS, "clipper-grpc-manage")
         self._thread = threading.Thread(target=self._run, name="clipper-grpc", daemon=True)
         self._serving = threading.Event()
         self._trouble: Exception | None = None
@@ -66,6 +67,7 @@ class Grpc:
         if self._trouble is not None:
             self._thread.join()
             self._workers.shutdown()
+            self._managers.shutdown()
             raise self._trouble
 
     def _run(self) -> None:
@@ -87,7 +89,9 @@ class Grpc:
     async def _listen(self, ear: Ear) -> None:
         settings = self._node.config.grpc
         self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.calls_max + _REFUSED_MAX)
-        self._calls = calls = Calls(self._node, ear, self._workers, self._counts, self._access.keys, self._exporter)
+        self._calls = calls = Calls(
+            self._node, ear, (self._workers, self._managers), self._counts, self._access.keys, self._exporter
+        )
         others = None if self._table is None else OtherMethods(calls, self._table)
         if others is not None:
             calls.before_reading = others.named
@@ -140,6 +144,7 @@ class Grpc:
                 asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
             self._thread.join()
         self._workers.shutdown(wait=True)
+        self._managers.shutdown(wait=True)
         for service in self._mesh or ():
             service.close()
 

@@ -98,14 +98,15 @@ class Calls:
     """Threads: the event loop's. `closing` is set once no further query is taken."""
 
     def __init__(
-        self, node: Node, ear: Ear, workers: Executor, counts: GrpcCounts, keys: ApiKeys | None = None,
+        self, node: Node, ear: Ear, pools: tuple[Executor, Executor], counts: GrpcCounts, keys: ApiKeys | None = None,
         exporter: Exporter | None = None,
     ) -> None:  # fmt: skip
         self.node, self._counts, self._keys, self._exporter = node, counts, keys, exporter
         self._calls_max = node.config.grpc.calls_max
         self.closing = asyncio.Event()
         self.before_reading: Callable[[str, str, bytes], bytes] | None = None  # service, method, payload -> payload
-        self._ear, self._workers = ear, workers
+        self._ear = ear
+        self._workers, self._managers = pools
         self._way_back_us = round(node.config.grpc.way_back_ms * 1000)
 
     async def done(self, futures: Sequence[Future]) -> None:
@@ -131,6 +132,10 @@ class Calls:
     async def work(self, run: Callable[[], Any]) -> Any:
         """What `run` returns, on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+
+    async def manage(self, run: Callable[[], Any]) -> Any:
+        """What `run` returns, on a thread for management: it may take as long as a deployment, and no query waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._managers, run)
 
     def slo_us(self, call: "Call", given_us: int | None, otherwise_us: int) -> int:
         """How long a query has: what it asks for itself, else until the call's deadline, else `otherwise_us`; never beyond the

@@ -64,20 +64,23 @@ class MeshService:
 
     async def unregister(self, request: Any, call: Call) -> Any:
         who = self.check_manages(call)
-        await self._calls.work(_by(who, lambda: self._mesh.unregister(request.modelId)))
+        await self._calls.manage(_by(who, lambda: self._mesh.unregister(request.modelId)))
         return message("mmesh.UnregisterModelResponse")()
 
     async def status(self, request: Any, call: Call) -> Any:
-        return _told(await self._calls.work(lambda: self._mesh.status(request.modelId)))
+        return _told(await self._calls.manage(lambda: self._mesh.status(request.modelId)))
 
     async def ensure_loaded(self, request: Any, call: Call) -> Any:
         ensure, sync, used_ms = self._mesh.ensure_loaded, request.sync, request.lastUsedTime
         return _told(await self._work(sync, lambda: ensure(request.modelId, sync=sync, used_ms=used_ms)))
 
     async def _work(self, waits: bool, run: Callable[[], _S]) -> _S:
-        """What `run` returns, on a worker thread; on one of its own where it waits for a load. Overloaded when too many do."""
+        """What `run` returns, on a thread for management; on one of its own where it waits for a load.
+
+        Raises: Overloaded when too many wait.
+        """
         if not waits:
-            found: _S = await self._calls.work(run)
+            found: _S = await self._calls.manage(run)
             return found
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} calls wait for loads already.", hint="Leave sync out, and ask for the status.")
@@ -133,16 +136,16 @@ class MeshService:
             except Forbidden:
                 return
 
-        await self._calls.work(_by(who, delete))
+        await self._calls.manage(_by(who, delete))
         return message("mmesh.DeleteVModelResponse")()
 
     async def vmodel_status(self, request: Any, call: Call) -> Any:
-        found = await self._calls.work(lambda: self._mesh.vmodel_status(request.vModelId, request.owner))
+        found = await self._calls.manage(lambda: self._mesh.vmodel_status(request.vModelId, request.owner))
         return await self._told_vmodel(found)
 
     async def _told_vmodel(self, found: VModelStatus) -> Any:
         ids = [found.active, *([found.target] if found.target != found.active else [])] if found.active or found.target else []
-        statuses = await self._calls.work(lambda: [self._mesh.status(id) for id in ids])
+        statuses = await self._calls.manage(lambda: [self._mesh.status(id) for id in ids])
         told = _VSTATUS(
             status=_VMODEL_STATES[found.status], activeModelId=found.active, targetModelId=found.target, owner=found.owner,
             previousModelId=found.previous, why=found.why, share=found.share,

@@ -61,12 +61,12 @@ class InferenceService:
 
     async def load(self, request: Any, call: Call) -> Any:
         load = self._repository.load_named if self._calls.manages(call) else self._models.load
-        await self._calls.work(lambda: load(request.model_name))
+        await self._calls.manage(lambda: load(request.model_name))
         return _response("RepositoryModelLoad")()
 
     async def unload(self, request: Any, call: Call) -> Any:
         unload = self._repository.unload_named if self._calls.manages(call) else self._models.unload
-        await self._calls.work(lambda: unload(request.model_name))
+        await self._calls.manage(lambda: unload(request.model_name))
         return _response("RepositoryModelUnload")()
 
     # -- asking

@@ -15,12 +15,12 @@ from typing import Any
 import uvloop
 
 from clipper.clock import wall_time_us
-from clipper.errors import AddressInUse, ConfigError
+from clipper.errors import AddressInUse, ConfigError, Overloaded
 from clipper.frontend.exchange import Exchange
 from clipper.frontend.exporter import Exporter
 from clipper.frontend.hot import Hot
 from clipper.frontend.http import Connection, Service
-from clipper.frontend.messages import Outcome, Request
+from clipper.frontend.messages import Outcome, Pool, Request, Work
 from clipper.frontend.tls_door import TlsDoor
 from clipper.metrics import HttpCounts, TlsCounts
 from clipper.serving.address import held_by
@@ -29,7 +29,9 @@ from clipper.settings.http import HttpSettings
 from clipper.tls import Certificate
 
 _log = logging.getLogger(__name__)
-_WORKERS = 4
+_WORKERS = 4  # of each pool
+_WAITING_MAX = 64  # pieces of work that wait in a pool for management; more are refused
+_RETRY_S = 1
 _LOOK_S_MAX = 0.5
 _GRACE_S = 1.0  # for the last responses to leave, once every query has ended
 Handle = Callable[[Request], Outcome]
@@ -54,7 +56,8 @@ class Listeners:
         self._sockets = _bind_all(each, settings.backlog)
         self.addresses = [_address_of(listener) for listener, _ in self._sockets]
         self._loop = uvloop.new_event_loop()
-        self._workers = ThreadPoolExecutor(_WORKERS, "clipper-http-work")
+        self._pools = {pool: ThreadPoolExecutor(_WORKERS, f"clipper-http-{pool.value}") for pool in Pool}
+        self._waiting = dict.fromkeys(Pool, 0)  # the loop's: work that was handed in and has not been answered
         self._services: list[Service] = []
         self._certificates = [(certificates or {}).get(key) for key, _, _ in each]
         self._doors: list[TlsDoor] = []
@@ -117,17 +120,29 @@ class Listeners:
 
     # -- worker threads
 
-    def _run_on_worker(self, run: Callable[[], Outcome], exchange: Exchange) -> None:
+    def _run_on_worker(self, work: Work, exchange: Exchange) -> None:
+        pool = work.pool
+        if pool is not Pool.QUERIES and self._waiting[pool] >= _WORKERS + _WAITING_MAX:
+            exchange.fail(Overloaded(f"{_WAITING_MAX} calls of management wait already.", retry_after_s=_RETRY_S))
+            return
+        self._waiting[pool] += 1
+
         def settle(done: "WorkFuture[Outcome]") -> None:
-            error = done.exception()
-            step = (exchange.fail, error) if error is not None else (exchange.settle, done.result())
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(*step)
+                self._loop.call_soon_threadsafe(self._settle, pool, exchange, done)
 
         try:
-            self._workers.submit(run).add_done_callback(settle)
-        except RuntimeError as error:  # the workers are gone: the server is closing
+            self._pools[pool].submit(work.run).add_done_callback(settle)
+        except RuntimeError as error:  # the threads are gone: the server is closing
             exchange.fail(error)
+
+    def _settle(self, pool: Pool, exchange: Exchange, done: "WorkFuture[Outcome]") -> None:
+        self._waiting[pool] -= 1
+        error = done.exception()
+        if isinstance(error, Exception):
+            exchange.fail(error)
+        else:
+            exchange.settle(done.result())
 
     # -- the end
 
@@ -149,7 +164,8 @@ class Listeners:
     def stop(self) -> None:
         """Send what can still be sent, and end. Every query has ended before."""
         self.drain()
-        self._workers.shutdown(wait=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=True)
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._leave, self._loop.time() + _GRACE_S)
             self._thread.join()

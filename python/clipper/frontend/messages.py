@@ -7,6 +7,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -107,13 +108,25 @@ class Streamed:
         self.status, self.id = status, id
 
 
+class Pool(Enum):
+    """Whose threads a piece of work runs on. No pool waits for another.
+
+    QUERIES: queries, feedback and what a monitor asks for.  LOOKS: reads by management.  CHANGES: what management changes;
+    such a call may take as long as a deployment.
+    """
+
+    QUERIES = "work"
+    LOOKS = "look"
+    CHANGES = "manage"
+
+
 class Work:
-    """What would hold up the event loop: run on a worker thread, it has an outcome of its own."""
+    """What would hold up the event loop: run on a thread of its pool, it has an outcome of its own."""
 
-    __slots__ = ("run",)
+    __slots__ = ("pool", "run")
 
-    def __init__(self, run: "Callable[[], Response | Later | Streamed]") -> None:
-        self.run = run
+    def __init__(self, run: "Callable[[], Outcome]", pool: Pool = Pool.QUERIES) -> None:
+        self.run, self.pool = run, pool
 
 
 Outcome = Response | Later | Streamed | Work
@@ -258,9 +271,9 @@ def inflate(body: bytes | bytearray, encoding: bytes, size_max: int) -> bytes | 
     return plain
 
 
-def settled(outcome: Outcome) -> Response | Later | Streamed:
-    """The outcome, with its work done on the calling thread."""
-    while isinstance(outcome, Work):
+def settled(outcome: Outcome) -> Outcome:
+    """The outcome, with its work done on the calling thread, which is one for queries; work of another pool is left to that."""
+    while isinstance(outcome, Work) and outcome.pool is Pool.QUERIES:
         outcome = outcome.run()
     return outcome
 
@@ -276,7 +289,7 @@ def inflating(handle: Handler, size_max: int) -> Handler:
         if encoding.strip().lower() in (b"", b"identity"):
             return handle(request)
 
-        def run() -> Response | Later | Streamed:
+        def run() -> Outcome:
             request.body = inflate(request.body, encoding, size_max)
             return settled(handle(request))
 
@@ -286,5 +299,5 @@ def inflating(handle: Handler, size_max: int) -> Handler:
 
 
 def on_worker(verb: Callable[[Request], Response]) -> Callable[[Request], Outcome]:
-    """A handler that may take its time: the listener's loop does not wait for it."""
-    return lambda request: Work(lambda: verb(request))
+    """Make a handler of management that may take its time: neither the listener's loop nor a query waits for it."""
+    return lambda request: Work(lambda: verb(request), Pool.LOOKS if request.method in ("GET", "HEAD") else Pool.CHANGES)

@@ -125,8 +125,14 @@ class ModelsV2:
 
     def _tensors(self, question: Question) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         first = self._first(question)
-        output = InputType("any") if first is None else InputType.parse(first.output)
+        output = InputType("any") if first is None else InputType.parse(self._output_of(first))
         return v2.described(v2.INPUT, input_of(question)), v2.described(v2.OUTPUT, output)
+
+    def _output_of(self, model: Model) -> str:
+        """As it is registered, or as the warm-up of its containers told."""
+        if model.output != "any":
+            return model.output
+        return str(self._node.stats()["models"].get(str(model.id), {}).get("output", "any"))
 
     def _first(self, question: Question) -> Model | None:
         if question.meshed is not None:

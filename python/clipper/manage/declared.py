@@ -37,6 +37,7 @@ def model_settings(wanted: ModelSettings) -> dict[str, Any]:
     return {
         "replicas": replicas_of(wanted), "input": wanted.input or None, "wait": False, "batching": wanted.batching,
         "reads": wanted.reads or None, "tolerance": wanted.tolerance, "cache": wanted.cache, "retry_singly": wanted.retry_singly,
+        "warmup": wanted.warmup,
         "version": wanted.version or None, "requirements": wanted.requirements, "python": wanted.python,
         "deployer": wanted.deployer, "memory_mib": wanted.memory_mib, "cpus": wanted.cpus, "gpus": wanted.gpus,
         "code": wanted.code,

@@ -100,6 +100,7 @@ class Deployment:
         )
         self._expected = Expected(self._expect, engines.now_us)
         self._scaling = Scaling(config.server, self._looks, self._follow, self._restart)
+        self._looked_at = -1  # queries ever issued, when a look found no container with a batch
         self._changing = threading.Lock()  # how many replicas a model has
         self._deployer = Deployers(
             self._on_replica, restart_policy(config.server), config.docker, Owner(folder.run, str(folder.folder or ""))
@@ -263,13 +264,19 @@ class Deployment:
             near = running.core.similar
             models[str(running.model.id)] = {
                 **counters, "since_us": running.model.created_us, "duration_us": duration(counters["latency_us"]),
-                "replicas": replicas, "wanted": wanted, "has": has, "accuracy": _accuracy(replicas),
+                "replicas": replicas, "wanted": wanted, "has": has,
+                "output": self._output_of(running.model), "accuracy": _accuracy(replicas),
                 "stage": self._building.stage_of(running.model.id).stage,
                 "untaught": self.teaching.untaught(running.model.id) + sum(r.get("untaught", 0) for r in replicas),
                 **({"similar": near.stats()} if near is not None else {}),
                 **({"followed": running.core.watch.stats()} if running.core.watch is not None else {}),
             }  # fmt: skip
         return models
+
+    def _output_of(self, model: Model) -> str:
+        """The type of its output, as registered, or as the warm-up of a container told; else "any"."""
+        told = (replica.hello.gives for replica in self.containers.of(model.id))
+        return model.output if model.output != "any" else next((gives for gives in told if gives), "any")
 
     def _is_known(self, id_: VersionedModel) -> bool:
         """To the catalog: a model that dialled in is served a moment before others can ask for it."""
@@ -419,7 +426,16 @@ class Deployment:
     # -- replicas come, go and are asked for
 
     def _looks(self) -> dict[VersionedModel, Look]:
+        """What `Scaling` is shown: nothing, while no query has come and no container has a batch.
+
+        With hundreds of containers each look costs milliseconds.
+        """
+        issued = sum(engine.delivery.issued for engine in self._engines)
+        if issued == self._looked_at and not any(one.model.replicas_max for one in self._running):
+            return {}
         models = self.stats()
+        busy = any(replica.get("in_flight") for row in models.values() for replica in row["replicas"])
+        self._looked_at = -1 if busy else issued
         running = [one.model for one in self._running if str(one.model.id) in models]
         return {m.id: Look(m.replicas if m.replicas_max else 0, m.replicas_max, models[str(m.id)]) for m in running}
 

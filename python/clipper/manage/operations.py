@@ -180,6 +180,7 @@ class Operations:
         cache: bool = True,
         finite: bool = False,
         retry_singly: bool = False,
+        warmup: bool | list[Any] | None = None,
         row_by_row: bool = False,
         code: tuple[str, ...] = (),
         requirements: tuple[str, ...] = (),
@@ -202,9 +203,9 @@ class Operations:
         thing = Artifact(kind, data, trusted) if data else model
         settings: dict[str, Any] = {
             "output": output, "replicas": replicas, "batching": batching, "cache": cache, "finite": finite,
-            "retry_singly": retry_singly, "row_by_row": row_by_row, "requirements": requirements, "python": python,
-            "deployer": deployer, "memory_mib": memory_mib, "cpus": cpus, "gpus": gpus,
-            "reads": reads or None, "tolerance": tolerance,
+            "retry_singly": retry_singly, "warmup": warmup, "row_by_row": row_by_row,
+            "requirements": requirements, "python": python, "deployer": deployer,
+            "memory_mib": memory_mib, "cpus": cpus, "gpus": gpus, "reads": reads or None, "tolerance": tolerance,
         }  # fmt: skip
         if not data and not model:
             raise InvalidInput(f"deploy of {name!r} lacks what to run.", hint='Give "module:attribute", or a file.')

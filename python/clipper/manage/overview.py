@@ -60,8 +60,11 @@ def _role(app: Application, model: Model) -> str:
 
 
 def _state(replicas: Sequence[Mapping[str, Any]], has: int, wanted: int, stage: str) -> str:
-    states = {"suspect" if one.get("suspect") else str(one["state"]) for one in replicas}
-    for state, said in (("failed", "failed"), ("backoff", "failing"), ("suspect", "not responding")):
+    states = {
+        "suspect" if one.get("suspect") else "ejected" if one.get("ejected") else str(one["state"]) for one in replicas
+    }
+    named = (("failed", "failed"), ("backoff", "failing"), ("suspect", "not responding"), ("ejected", "failing"))
+    for state, said in named:
         if state in states:
             return said
     if stage == "failed":
@@ -104,6 +107,12 @@ def _trouble(
         return f"{said} ({exits})" if said else str(exits), f"clipper logs {model.id}"
     if state == "failed":
         return _said_last(server, model, 0) or "it did not come up", f"clipper logs {model.id}"
+    ejected = [one for one in replicas if one.get("ejected")]
+    if ejected:
+        worst = max(ejected, key=lambda one: int(one["failures"]))
+        said = _said_last(server, model, int(worst["number"]), errors_only=True)
+        why = f"replica {worst['number']} is ejected: its model failed {worst['failures']} batches"
+        return f"{why}{': ' + said if said else ''}", f"clipper logs {model.id} --replica {worst['number']}"
     failed = sum(row.get("ended", {}).get(kind, 0) for kind in ("MODEL_ERROR", "BAD_OUTPUT"))
     if failed:
         numbers = [int(one["number"]) for one in replicas if "restart_count" in one]

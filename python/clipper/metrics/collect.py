@@ -7,6 +7,7 @@ waiting by a hundred of them.
 import platform
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -146,6 +147,7 @@ def of_model(row: Mapping[str, Any], name: Labels) -> Samples:
     found.add("clipper_queue_wait_seconds", row["delay_us"] / 1e6, *name)
     found.add("clipper_replicas_wanted", row["wanted"], *name)
     found.add("clipper_replicas_ready", row["has"], *name)
+    found.add("clipper_tasks_retried_total", row["retried"], *name)
     if row["accuracy"] is not None:
         found.add("clipper_model_own_accuracy_ratio", row["accuracy"], *name)
     if "followed" in row:
@@ -168,6 +170,14 @@ def _add_replicas(found: Samples, rows: Sequence[Mapping[str, Any]], name: Label
     limits = [row["limit"] for row in rows if "limit" in row]
     if limits:
         found.add("clipper_batch_rows_limit", max(limits), *name)
+    found.add("clipper_replicas_ejected", sum(bool(row.get("ejected")) for row in rows), *name)
+    failures, ejections = Counter[int](), Counter[int]()
+    for row in rows:
+        failures[row["number"]] += row.get("failures", 0)
+        ejections[row["number"]] += row.get("ejections", 0)
+    for number in failures:
+        found.add("clipper_replica_failures_total", failures[number], *name, str(number))
+        found.add("clipper_replica_ejections_total", ejections[number], *name, str(number))
     restarts: dict[int, int] = {}
     for row in ours:
         restarts[row["number"]] = max(restarts.get(row["number"], 0), row["restart_count"])

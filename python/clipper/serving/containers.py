@@ -28,13 +28,19 @@ from clipper_core.status import Status
 
 _log = logging.getLogger(__name__)
 _HELLO_BYTES_MAX = 64 << 10
+_TIMINGS_MAX = 32
+_TIMING_US_MAX = 3_600_000_000
+_SPARSE = 10  # heartbeats fewer, of a container that asks for it
 _Line = tuple[Engine, int]  # a connection
 V1_DTYPES = ("i32", "f64", "u8", "bytes", "str")
 MODES = {"aimd": Mode.AIMD, "fit": Mode.FIT, "quantile": Mode.QUANTILE, "static": Mode.STATIC}
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a container says of itself (docs/wire.md, HELLO)."""
+    """What a container says of itself (docs/wire.md, HELLO).
+
+    timings: (rows, microseconds) of batches that it ran before it was ready; gives: type of an output that came of them.
+    """
 
     name: str
     version: int = 1
@@ -52,6 +58,9 @@ class Hello(msgspec.Struct, frozen=True):
     quiet: bool = False
     tables: bool = False
     crc: bool = False
+    sparse: bool = False
+    timings: tuple[tuple[int, int], ...] = ()
+    gives: str = ""
 
     @property
     def id(self) -> VersionedModel:
@@ -97,8 +106,8 @@ class Containers:
     ) -> None:
         self._engines = tuple(engines)
         self._token = token.encode()
-        self._welcome = {"heartbeat_ms": heartbeat_ms, "payload_bytes_max": frame_bytes_max, "accuracy": True,
-                         "qualifiers": True}  # fmt: skip
+        self._heartbeat_ms = heartbeat_ms
+        self._welcome = {"payload_bytes_max": frame_bytes_max, "accuracy": True, "qualifiers": True}
         self._find = find
         self._changed = changed
         self._shared_memory = shared_memory
@@ -232,6 +241,7 @@ class Containers:
             for key, value in (("replica", hello.replica), ("version", hello.version), ("batch_max", hello.batch_max)):
                 if not 0 <= value < 1 << 31:
                     raise ValueError(f"{key} is {value}: it is a whole number from 0, below 2^31")
+            _check_timings(hello)
         except Exception as error:
             raise Refused(f"the HELLO cannot be read: {error}") from None
         if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
@@ -260,17 +270,20 @@ class Containers:
         shared = hello.shared and self._shared_memory
         quiet = hello.quiet and hello.protocol == 2
         checked = hello.crc and hello.protocol == 2
-        welcome = {**self._welcome, "conn": conn, "crc": checked, "shared": shared, **({"quiet": True} if quiet else {})}
+        heartbeat_ms = self._heartbeat_ms * (_SPARSE if hello.sparse and hello.protocol == 2 else 1)
+        welcome = {**self._welcome, "heartbeat_ms": heartbeat_ms, "conn": conn, "crc": checked, "shared": shared}
         seat.model.engine.attach(
             conn,
             seat.model.index,
-            msgpack.packb(welcome),
+            msgpack.packb({**welcome, **({"quiet": True} if quiet else {})}),
             number=hello.replica,
             protocol=hello.protocol,
             checked=checked,
             shared=shared,
             sessions=hello.sessions,
             quiet=quiet,
+            heartbeat_ms=heartbeat_ms,
+            timings=hello.timings,
             mode=MODES[batching.mode],
             size_max=size_max,
             step=batching.step,
@@ -298,6 +311,15 @@ class Containers:
         about = {"model": str(hello.id), "replica": hello.replica, "status": why}
         _log.log(level, "container %s/%d is gone (%s)", hello.id, hello.replica, why, extra=about)
         self._changed(replica.hello.id)
+
+
+def _check_timings(hello: Hello) -> None:
+    """Raises: ValueError."""
+    if len(hello.timings) > _TIMINGS_MAX:
+        raise ValueError(f"it has {len(hello.timings)} timings, at most {_TIMINGS_MAX} are taken")
+    if not all(1 <= rows <= 65536 and 0 <= time_us <= _TIMING_US_MAX for rows, time_us in hello.timings):
+        raise ValueError("its timings are pairs of 1 to 65536 rows and 0 to 3600 seconds, in microseconds")
+    InputType.parse(hello.gives or "any")
 
 
 def _check_protocol(hello: Hello, input: InputType) -> None:

@@ -110,5 +110,6 @@ def _engine_of(config: Config, number: int, count: int) -> Engine:
         links_max=max(1, (limits.connections_max + meshed) // count),
         models_max=limits.models_max + (config.mesh.models_max if config.mesh.enabled else 0),
         heartbeat_ms=config.server.heartbeat_ms,
+        eject_after=config.server.eject_after,
         compression=config.server.compression,
     )

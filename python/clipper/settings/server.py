@@ -57,6 +57,12 @@ class ServerSettings(msgspec.Struct, frozen=True):
             "silence after which a container is asked whether it lives; three and it is lost", "ms", ge=10, le=60_000
         ),
     ] = 500
+    warmup: Annotated[bool, about("containers run made-up rows before they are ready, unless their model says otherwise")] = True
+    eject_after: Annotated[
+        int,
+        about("batches in a row that a replica's model fails before its queries go to the other replicas for a while; 0: never",
+              "batches", ge=0, le=1000),
+    ] = 3  # fmt: skip
     load_s: Annotated[float, about("time a container has from its start to its HELLO", "s", ge=0.1, le=3600)] = 60.0
     build_s: Annotated[float, about("time that building the environment of a model's own may take", "s", ge=1, le=86_400)] = 900.0
     pip_args: Annotated[
@@ -187,6 +193,10 @@ class ModelSettings(msgspec.Struct, frozen=True):
         float, about("how far a row it reads may move before a prediction is forgotten, of its norm", "share", ge=0, le=1_000_000)
     ] = 0.0
     retry_singly: Annotated[bool, about("when a batch fails, try its rows one by one")] = False
+    warmup: Annotated[
+        bool | list[Any] | None,
+        about("rows that a container runs before it is ready; true: made-up ones of the input's type, false: none"),
+    ] = None
     requirements: Annotated[
         tuple[str, ...], about('for pip: it runs in an environment of its own, with these; `["-r requirements.txt"]`: of a file')
     ] = ()

@@ -1,5 +1,6 @@
 """Real child processes: kept alive, given up, stopped, and none left behind."""
 
+import itertools
 import os
 import queue
 import signal
@@ -283,3 +284,16 @@ def test_settings_of_the_server_are_those_of_its_containers():
     settings = load_config(stop_grace_s=0.25, restarts_max=7, restart_ms_min=30, restart_ms_max=400, restart_window_s=9).server
     policy = restart_policy(settings)
     assert policy == RestartPolicy(backoff_s_min=0.03, backoff_s_max=0.4, exits_max=7, window_s=9.0, grace_s=0.25)
+
+
+def test_restarts_of_several_replicas_are_spaced(events, spec):
+    """Four containers die at the same time: their restarts are told to be apart, whatever each one's pause is."""
+    policy = RestartPolicy(backoff_s_min=0.001, backoff_s_max=0.001, exits_max=3, apart_s=0.2)
+    with ProcessDeployer(events, policy) as deployer:
+        for number in range(4):
+            deployer.start(spec("raise SystemExit(3)"), number)
+        due_s = []
+        for _ in range(4):
+            event = events.next(EventKind.RESTARTING)
+            due_s.append(time.monotonic() + event.again_s)
+        assert all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(due_s))), due_s

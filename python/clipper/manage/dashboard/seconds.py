@@ -18,7 +18,7 @@ FAILED: Final = frozenset(
 )  # fmt: skip
 _KEPT: Final = (
     "number", "pid", "state", "restart_count", "detail", "limit", "batches", "misses", "in_flight", "suspect", "fit_us",
-    "profile",
+    "profile", "ejected", "failures",
 )  # fmt: skip
 Stats = Mapping[str, Any]
 Row = dict[str, Any]

@@ -1,0 +1,51 @@
+"""A container that loads leaves the cores to others, and takes its share back once it is warm."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+
+
+def run(source: str) -> str:
+    code = "import os, subprocess, threading\nfrom clipper_container.priority import lower\n" + textwrap.dedent(source)
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_threads_and_children_get_their_priority_back() -> None:
+    """What a model starts while it loads, pools of threads and worker processes, would stay slow for ever."""
+    said = run(
+        """
+        def seen(task):
+            return os.sched_getscheduler(task), os.getpriority(os.PRIO_PROCESS, task)
+
+        before = seen(0)
+        restore = lower()
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+        assert os.getpriority(os.PRIO_PROCESS, 0) >= before[1]
+        over = threading.Event()
+        thread = threading.Thread(target=over.wait)
+        thread.start()
+        child = subprocess.Popen(["sleep", "60"])
+        restore()
+        assert seen(0) == seen(thread.native_id) == seen(child.pid) == before
+        over.set()
+        child.kill()
+        print("restored")
+        """
+    )
+    assert said == "restored\n"
+
+
+def test_a_policy_that_somebody_chose_is_left_alone() -> None:
+    said = run(
+        """
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        lower()()
+        print(os.sched_getscheduler(0) == os.SCHED_IDLE)
+        """
+    )
+    assert said == "True\n"

@@ -1,0 +1,136 @@
+"""What a model runs before it is ready, what is told of it, and that nothing of it keeps a container from serving."""
+
+import json
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clipper_container.evaluate import Evaluator
+from clipper_container.model import FunctionModel, Model, Scored
+from clipper_container.warmup import OFF, ROWS_MAX, TIMINGS_MAX, WarmUp, warm_up
+
+
+def run(function: Any, input: str, said: str = "", batch_max: int = 0, **options: Any) -> WarmUp:
+    return warm_up(Evaluator(FunctionModel(function), "m", **options), input, said, batch_max)
+
+
+def test_batches_double_up_to_the_bound_and_each_but_the_first_is_told() -> None:
+    sizes: list[int] = []
+
+    def total(rows: Any) -> Any:
+        sizes.append(len(rows))
+        return rows.sum(axis=1)
+
+    found = run(total, "f64[4]")
+    assert sizes[:6] == [1, 1, 1, 1, 2, 2]
+    assert max(sizes) == ROWS_MAX
+    assert [n for n, _ in found.timings] == sizes[1:]
+    assert len(found.timings) <= TIMINGS_MAX
+    assert found.output == "f64"
+    sizes.clear()
+    run(total, "f64[4]", batch_max=5)
+    assert max(sizes) == 4
+
+
+def test_a_slow_model_is_not_asked_for_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipper_container.warmup.BATCH_S", 0.0)
+    sizes: list[int] = []
+    run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]")
+    assert set(sizes) == {1}
+    monkeypatch.setattr("clipper_container.warmup.TIME_S", 0.0)
+    sizes.clear()
+    assert len(run(lambda rows: sizes.append(len(rows)) or np.zeros(len(rows)), "f64[4]").timings) == 1
+
+
+@pytest.mark.parametrize(
+    ("input", "kind"),
+    [("f32[2,3]", np.ndarray), ("i64", np.ndarray), ("bool[4]", np.ndarray), ("f16[8]", np.ndarray), ("f64[*]", list),
+     ("str", list), ("bytes", list)],
+)  # fmt: skip
+def test_made_up_rows_are_as_predict_batch_has_them(input: str, kind: type) -> None:
+    seen: list[Any] = []
+    found = run(lambda rows: seen.append(rows) or [1] * len(rows), input)
+    assert found.timings
+    assert all(isinstance(rows, kind) for rows in seen)
+    assert {len(rows) for rows in seen} >= {1, 2, 256}
+    if kind is np.ndarray:
+        assert not seen[0].flags.writeable
+        assert seen[0].dtype.kind == {"f": "f", "i": "i", "b": "b"}[input[0]]
+    if input == "bytes":
+        assert isinstance(seen[0][0], memoryview)
+
+
+@pytest.mark.parametrize(
+    ("input", "rows", "given"),
+    [("f64[2]", [[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 4]]), ("str", ["a", "b", "c"], ["a", "b"]),
+     ("f64[*]", [[1], [2, 3]], None), ("any", [{"a": 1}, {"b": 2}], [{"a": 1}, {"b": 2}])],
+)  # fmt: skip
+def test_rows_given_are_repeated_to_fill_a_batch(input: str, rows: Any, given: Any) -> None:
+    seen: dict[int, Any] = {}
+    run(lambda rows: seen.setdefault(len(rows), rows) is not None and [1] * len(rows), input, json.dumps(rows))
+    assert 256 in seen
+    if given is not None:
+        assert np.asarray(seen[2]).tolist() == given
+
+
+def test_bytes_given_are_latin_1_text() -> None:
+    seen: list[Any] = []
+    run(lambda rows: seen.append(bytes(rows[0])) or [1] * len(rows), "bytes", json.dumps([b"\xff\x00".decode("latin-1")]))
+    assert seen[0] == b"\xff\x00"
+
+
+def test_nothing_runs_when_it_is_off_or_nothing_is_known_of_the_input() -> None:
+    def fail(rows: Any) -> Any:
+        raise AssertionError("it must not be called")
+
+    assert run(fail, "f64[4]", OFF) == WarmUp()
+    assert run(fail, "any") == WarmUp()
+    assert run(fail, "f64[4294967295,4294967295]") == WarmUp(), "a row too large to be made up"
+
+
+def test_made_up_rows_are_not_given_to_a_model_with_tables() -> None:
+    class Learner(Model):
+        def __init__(self) -> None:
+            self.tables = {"factors": {"dim": 8}}
+
+        def predict_batch(self, inputs: Any) -> Any:
+            raise AssertionError("it must not be called")
+
+    assert warm_up(Evaluator(Learner(), "m"), "f64[4]", "", 0) == WarmUp()
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda rows: 1 / 0, ""), (lambda rows: [1], "[[1.0],[2.0]]"), (lambda rows: rows.sum(axis=1), '["text"]'),
+     (lambda rows: rows.sum(axis=1), "[]"), (lambda rows: rows.sum(axis=1), "{")],
+)  # fmt: skip
+def test_a_warm_up_that_fails_is_a_warning(function: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(function, "f64[1]", said).output == ""
+    text = capsys.readouterr().err
+    assert "model 'm'" in text
+    assert "warm" in text
+
+
+def test_a_model_that_takes_sessions_is_given_nobodys() -> None:
+    class Sessions(Model):
+        sessions = True
+
+        def predict_batch(self, inputs: Any, sessions: Any) -> Any:
+            assert sessions.tolist() == [0] * len(inputs)
+            return Scored(inputs, np.ones(len(inputs)))
+
+    assert warm_up(Evaluator(Sessions(), "m"), "f32[3]", "", 0).output == "f32[3]"
+
+
+def test_one_row_at_a_time() -> None:
+    assert run(lambda row: str(row.sum()), "f64[2]", row_by_row=True).output == "str"
+
+
+def test_a_call_that_does_not_return_is_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("clipper_container.warmup.LIMIT_S", 0.05)
+    assert run(lambda rows: threading.Event().wait(60), "f64[1]") == WarmUp()
+    assert "interrupted" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

@@ -1,0 +1,36 @@
+"""What a model's containers run before they are ready, as its record keeps it."""
+
+import json
+from typing import Any
+
+from clipper.errors import InvalidInput
+
+OFF = "off"
+WARMUP_BYTES_MAX = 64 << 10  # of the rows as JSON: they travel on the container's command line
+
+
+def warmup_of(name: str, warmup: Any) -> str:
+    """As the record of model `name` keeps it: "" for made-up rows of its input's type, "off", or rows as JSON.
+
+    warmup: True, False, or rows: an array, or a list of inputs (bytes are kept as latin-1 text). Raises: InvalidInput.
+    """
+    if isinstance(warmup, bool):
+        return "" if warmup else OFF
+    rows = warmup.tolist() if hasattr(warmup, "tolist") else warmup
+    hint = "Give a list of inputs, as predict takes them; or True, or False."
+    if not isinstance(rows, list | tuple) or not rows:
+        raise InvalidInput(f"warmup of model {name!r} is {warmup!r:.100}.", hint=hint)
+    try:
+        text = json.dumps([_plain(row) for row in rows], allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"warmup of model {name!r} cannot be kept as JSON: {error}.", hint=hint) from None
+    if len(text) > WARMUP_BYTES_MAX:
+        hint = "Give fewer rows: they are repeated to fill a batch. Or leave it out, and rows are made up."
+        raise InvalidInput(f"warmup of model {name!r} is {len(text)} bytes as JSON; at most {WARMUP_BYTES_MAX}.", hint=hint)
+    return text
+
+
+def _plain(row: Any) -> Any:
+    if isinstance(row, bytes | bytearray | memoryview):
+        return bytes(row).decode("latin-1")
+    return row.tolist() if hasattr(row, "tolist") else row

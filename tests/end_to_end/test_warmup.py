@@ -1,0 +1,87 @@
+"""A container warms its model up before it is ready, and is quiet while nothing is asked."""
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clipper
+from clipper.errors import InvalidInput
+from clipper_core.model import Model
+
+Deploy = Callable[..., Model]
+
+
+def counting() -> Any:
+    """A model whose output is how often it was called."""
+    calls: list[int] = []
+
+    def count(rows: Any) -> Any:
+        calls.append(len(rows))
+        return np.full(len(rows), len(calls), np.int64)
+
+    return count
+
+
+def test_a_replica_has_run_before_it_is_ready(server: clipper.ClipperServer, deploy: Deploy) -> None:
+    model = deploy(counting(), input="f64[2]", warmup=True)
+    row = server.stats()["models"][model.name]
+    (replica,) = row["replicas"]
+    assert row["output"] == "i64", "told by what came out"
+    assert replica["profile"], "its latency fit is seeded"
+    assert replica["limit"] > 1
+    assert model.predict(np.zeros(2)).result(10) > 3
+
+
+def test_the_warm_up_can_be_turned_off(server: clipper.ClipperServer, deploy: Deploy) -> None:
+    model = deploy(counting(), input="f64[2]", warmup=False)
+    assert model.predict(np.zeros(2)).result(10) == 1
+    assert server.stats()["models"][model.name]["output"] == "any"
+
+
+def test_a_model_that_fails_on_made_up_rows_is_ready_with_a_warning(server: clipper.ClipperServer, deploy: Deploy) -> None:
+    def numbers(texts: Any) -> Any:
+        return [int(text) for text in texts]
+
+    model = deploy(numbers, input="str", warmup=True)
+    assert model.predict("7").result(10) == 7
+    assert any("warmup" in line for line in server.logs(model.name))
+    given = deploy(numbers, input="str", warmup=["12", "34"])
+    assert not any("warmup" in line for line in server.logs(given.name))
+    assert server.stats()["models"][given.name]["output"] == "i64"
+
+
+@pytest.mark.parametrize("warmup", ["text", [], 3, [object()], [float("nan")], np.zeros((1, 1 << 16))])
+def test_rows_that_cannot_be_kept_are_refused(server: clipper.ClipperServer, names: Any, warmup: Any) -> None:
+    name = next(names)
+    with pytest.raises(InvalidInput, match="warmup"):
+        server.deploy(name, counting(), input="f64[2]", warmup=warmup)
+    assert name not in {model.name for model in server.catalog.models()}
+
+
+def test_metadata_of_the_open_inference_protocol_lists_the_output() -> None:
+    with clipper.start(http="127.0.0.1:0") as started:
+        started.deploy("sum", lambda rows: rows.sum(axis=1), input="f32[3]")
+        started.app("total", models=["sum"])
+        with urllib.request.urlopen(f"http://{started.http_address}/v2/models/sum", timeout=10) as response:
+            found = json.load(response)
+    assert [(tensor["datatype"], tensor["shape"]) for tensor in found["outputs"]] == [("FP32", [-1])]
+
+
+def test_an_idle_container_of_this_host_is_quiet_and_its_death_is_noticed(
+    server: clipper.ClipperServer, deploy: Deploy
+) -> None:
+    model = deploy(counting(), input="f64[2]", warmup=True)
+    containers = server._deployment.containers
+    id_ = server.catalog.view.model(model.name).id
+    (replica,) = containers.of(id_)
+    assert replica.hello.quiet
+    os.kill(replica.hello.pid, signal.SIGKILL)
+    assert containers.wait_for(id_, 1, 30, lambda: [one.hello.pid for one in containers.of(id_)] != [replica.hello.pid])
+    assert containers.wait_for(id_, 1, 30)
+    assert model.predict(np.zeros(2), slo_ms=10_000).result(10) >= 1
