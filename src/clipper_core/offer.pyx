@@ -3,7 +3,7 @@
 A row that admission refuses goes to the loop all the same if an equal row waits or is in flight: joined to it, it costs no
 evaluation. The loop decides, as only it knows what waits; a row that finds no equal one there ends as FULL.
 """
-from clipper_core.admission cimport gate_finish_us, gate_probe
+from clipper_core.admission cimport gate_finish_us
 from clipper_core.clock_cache cimport cache_lookup
 from clipper_core.lane cimport lane_submit
 from clipper_core.machine cimport acquire, relaxed
@@ -12,14 +12,12 @@ from clipper_core.prediction cimport Value, value_drop
 from clipper_core.status cimport FULL, NO_REPLICA
 
 
-cdef Status lane_offer(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes, const Key* key, u64 salt,
-                       u64 deadline_us, u64 now_us, Block* block, u32 slot) noexcept nogil:
-    cdef u64 refused_us = 0
-    if (gate_finish_us(gate, lane.ring.cells.tail.load(relaxed), now_us) > deadline_us and not gate_probe(gate, now_us)):
-        if key == NULL or not _may_have(lanes, lane, key):
-            return FULL if gate.size.load(relaxed) else NO_REPLICA
-        refused_us = lane_wait_us(lane, gate, deadline_us, now_us)
-    return lane_submit(lanes, lane, row, nbytes, key, block, slot, deadline_us, now_us, salt, refused_us)
+cdef Status lane_offer_refused(Lanes* lanes, Lane* lane, Gate* gate, const void* row, u32 nbytes, const Key* key, u64 salt,
+                               u64 deadline_us, u64 now_us, Block* block, u32 slot) noexcept nogil:
+    if key == NULL or not _may_have(lanes, lane, key):
+        return FULL if gate.size.load(relaxed) else NO_REPLICA
+    return lane_submit(lanes, lane, row, nbytes, key, block, slot, deadline_us, now_us, salt,
+                       lane_wait_us(lane, gate, deadline_us, now_us))
 
 
 cdef u64 lane_wait_us(Lane* lane, Gate* gate, u64 deadline_us, u64 now_us) noexcept nogil:
