@@ -55,13 +55,16 @@ LEFT_OUT = ("tests/images/test_containers.py", "tests/images/test_tables.py", "t
 # Test files that are shown to every mutant of a package, after those that name what its module defines.
 ALSO: dict[str, tuple[str, ...]] = {
     "python/clipper/frontend": ("tests/frontend/test_rest.py", "tests/frontend/test_v2_http.py"),
-    "python/clipper/mesh": ("tests/unit/mesh", "tests/simulation/test_mesh.py"),
+    "python/clipper/mesh": ("tests/unit/mesh", "tests/simulation/test_mesh.py", "tests/end_to_end/test_mesh.py"),
     "python/clipper/manage": ("tests/frontend/test_admin.py", "tests/end_to_end/test_management.py"),
     "python/clipper/params": ("tests/params/test_local.py", "tests/params/test_shard.py", "tests/params/test_replication.py"),
     "python/clipper/cli": ("tests/unit/test_cli.py", "tests/end_to_end/test_shell.py"),
     "python/clipper/store": ("tests/store/test_conformance.py",),
     "python/clipper/selection": ("tests/unit/test_policy.py", "tests/unit/test_ensemble.py"),
     "python/clipper/deploy": ("tests/end_to_end/test_containers.py",),
+    "python/clipper/deploy/mesh_manifests.py": ("tests/images/test_manifests.py",),
+    "python/clipper/serving/observe.py": ("tests/end_to_end/test_learning.py",),
+    "container_sdk/src/clipper_container/adapters/torch.py": ("tests/end_to_end/test_frameworks.py",),
     "container_sdk": ("container_sdk/tests/test_serving.py", "container_sdk/tests/test_host.py"),
 }
 

@@ -218,6 +218,15 @@ def test_an_exported_program_with_a_fixed_batch_is_refused(loaded: Any, torch: A
         loaded(program)
 
 
+def test_the_text_of_a_modules_error_is_bounded(loaded: Any, torch: Any) -> None:
+    class Loud(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, pixels: Any) -> Any:
+            raise RuntimeError("x" * 600 + "\nsecond line")
+
+    with pytest.raises(ValueError, match=r"as input 'pixels': x{500}$"):
+        loaded(Loud()).predict_batch(np.zeros((1, 64), np.float32))
+
+
 def test_a_wrong_shape_names_the_input(loaded: Any, torch: Any) -> None:
     model = loaded(make_net(torch))
     with pytest.raises(ValueError, match=r"Net\.forward\(\) does not take float32\[1, 63\] as input 'pixels': mat1 and mat2"):

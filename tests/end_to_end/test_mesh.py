@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import clipper
-from clipper.errors import AlreadyExists, InvalidInput, NotAllowed, StillLinked, UnknownModel
+from clipper.errors import AlreadyExists, InvalidInput, NotAllowed, StillLinked, StoreError, UnknownModel
+from clipper.mesh.facade import MigrationProgress
 from clipper.mesh.upkeep import View
 from clipper.testing import wait_until
 from tests.end_to_end.test_hosts import onnx_file
@@ -100,6 +101,33 @@ def test_a_model_is_loaded_when_it_is_asked(server: clipper.ClipperServer, regis
     assert status.info.size_bytes > 0
     assert ask(server, id, ROW + 1).tolist() == [2.0, 4.0, 6.0]
     assert f"{id}:1" not in server.stats()["models"]
+
+
+def test_queries_are_counted_as_hits_and_misses(server: clipper.ClipperServer, register: Callable[..., str]) -> None:
+    id = register()
+    ask(server, id)
+    before = server.mesh.stats()
+    for _ in range(3):
+        ask(server, id)
+    wait_until(lambda: server.mesh.stats()["queries_hit"] >= before["queries_hit"] + 3)
+
+
+def test_constraints_that_cannot_be_read_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"enabled": True, **QUICK, "constraints": str(tmp_path / "missing.json")}
+    with clipper.start(mesh=settings, drain_s=0.0) as node:
+        wait_until(lambda: "mesh.constraints" in caplog.text)
+        node.mesh._read_constraints()
+        node.mesh._read_constraints()
+        assert caplog.text.count("mesh.constraints") == 1
+
+
+def test_a_drain_that_the_store_does_not_hear_of_counts_no_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def publish(here: Any) -> None:
+        raise StoreError("the store is away")
+
+    with clipper.start(mesh={"enabled": True, **QUICK}, drain_s=0.0) as node:
+        monkeypatch.setattr(node.mesh.registry, "publish", publish)
+        assert node.mesh.drain() == MigrationProgress(0, 0, 0, 0)
 
 
 def test_many_at_once_make_one_load(server: clipper.ClipperServer, register: Callable[..., str]) -> None:

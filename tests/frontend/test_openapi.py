@@ -61,6 +61,12 @@ def test_an_application_has_paths_with_schemas_of_its_own(server: clipper.Clippe
     assert "/api/later/predict" not in query("GET", "/openapi.json").json["paths"]
 
 
+def test_parameters_of_the_query_and_headers_are_described(manage: Ask) -> None:
+    document = manage("GET", "/openapi.json").json
+    about = document["paths"]["/admin/import"]["post"]
+    assert {(one["in"], one["name"]) for one in about["parameters"]} == {("query", "dry_run"), ("header", "Clipper-Actor")}
+
+
 @BOTH
 def test_who_has_it_already_is_told_so(server: clipper.ClipperServer, query: Ask, manage: Ask, listener: str) -> None:
     ask = query if listener == "query" else manage

@@ -114,6 +114,18 @@ def test_a_delta_has_what_changed_and_what_is_gone(shards: Shards) -> None:
     assert all_of(shards) == before
 
 
+def test_a_small_delta_is_one_piece(shards: Shards) -> None:
+    """It is read in one step: no push has to wait for further rounds."""
+    client = shards.up(1, deltas_max=2).client()
+    teach(client, 6)
+    client.call(0, "snapshot")
+    client.push("users", [1000, 1001], ones((2, 5)))
+    client.call(0, "snapshot")
+    whole, delta = sorted(parts_in(shards.root / "snapshots"), key=lambda part: part.number)
+    assert (whole.base, delta.base) == (0, whole.number)
+    assert len([*snapshots.pieces_of(delta)]) == 1
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_was_evicted_is_in_no_delta(shards: Shards, mode: str) -> None:
     """Pushed by the core, and by a call; replicas and what is read back agree to the row."""

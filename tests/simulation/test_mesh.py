@@ -11,7 +11,7 @@ import pytest
 
 from clipper.mesh import claims, paging, vmodels
 from clipper.mesh.records import MeshModel, VModel
-from clipper.mesh.simulator import Fault, Plan, Report, Simulation, some_faults
+from clipper.mesh.simulator import START_MS, Fault, Plan, Report, Simulation, some_faults
 from clipper.mesh.vmodels import Switch, VStep, Wait
 
 SMALL = Plan(seconds=20, models=60, instances=4, rate_per_s=30, vmodels=3, switch_s=2, pinned=2, share=0.5)
@@ -42,6 +42,15 @@ def test_a_seed_is_one_history() -> None:
 def test_faults_are_of_all_kinds() -> None:
     kinds = Counter(fault.kind for seed in range(25) for fault in some_faults(seed, SMALL).faults)
     assert set(kinds) == {"kill", "outage", "cut", "split", "slow", "corrupt", "stop"}
+
+
+def test_loads_take_ten_times_as_long_while_a_slow_fault_lasts() -> None:
+    world = Simulation(replace(QUIET, faults=(Fault("slow", 2000, 2000, 0),)))
+    quick = world.load_ms(world.name(0))
+    world.clock.run(START_MS + 3000)
+    assert world.load_ms(world.name(0)) == pytest.approx(10 * quick, abs=10)
+    world.clock.run(START_MS + 5000)
+    assert world.load_ms(world.name(0)) == quick
 
 
 @pytest.mark.parametrize("seed", range(5))

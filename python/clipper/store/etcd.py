@@ -30,7 +30,6 @@ from clipper.store.store import (
     TxnResult,
     Watch,
     check_txn,
-    closed_error,
     lost_error,
 )
 
@@ -52,7 +51,6 @@ class EtcdStore(Store):
         self.name = address.shown
         self._prefix = address.prefix
         self._pid = os.getpid()
-        self._closed = False
         self._lease_s: dict[str, float] = {}
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
         self._line = Line(address)
@@ -63,8 +61,6 @@ class EtcdStore(Store):
             raise
 
     def _ask(self, name: str, request: Any, *, again: bool = False, patience_s: float = 0.0) -> Any:
-        if self._closed:
-            raise closed_error(self.name)
         if os.getpid() != self._pid:
             raise ForkedProcess(f"store {self.name} belongs to the process that opened it.", hint="Open it again here.")
         return self._line.ask(name, request, again=again, patience_s=patience_s)
@@ -180,7 +176,6 @@ class EtcdStore(Store):
         return watch
 
     def close(self) -> None:
-        self._closed = True
         if os.getpid() == self._pid:
             for watch in list(self._watches):
                 watch.close()

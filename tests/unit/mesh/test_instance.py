@@ -101,6 +101,19 @@ def test_those_who_ask_together_load_once() -> None:
     with_models(test)
 
 
+def test_a_model_is_loading_until_its_load_has_ended() -> None:
+    async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
+        host.gate.clear()
+        load = asyncio.ensure_future(local.load("m0", 1, waiting=True))
+        await asyncio.sleep(0)
+        assert (local.is_loading("m0"), local.is_loading("m1")) == (True, False)
+        host.gate.set()
+        await load
+        assert not local.is_loading("m0")
+
+    with_models(test)
+
+
 def test_what_somebody_waits_for_goes_first_then_what_was_used_last() -> None:
     async def test(local: LocalModels, host: FakeHost, registry: Registry) -> None:
         host.gate.clear()

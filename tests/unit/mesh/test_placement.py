@@ -244,6 +244,13 @@ def test_whatever_the_instances_the_choice_is_one_that_can(seed: int) -> None:
             assert verdicts[chosen.id].why
 
 
+def test_explain_names_the_instance_that_would_evict_where_no_room_is_left() -> None:
+    instances = [node("a", used_bytes=700 * MIB, models=9), node("b", stopping=True)]
+    large = model(size_bytes=500 * MIB)
+    verdicts = explain(large, instances, NOW, constraints={}, seen=SEEN)
+    assert {v.instance for v in verdicts if v.ok} == drawn(large, instances) == {"a"}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_field_that_changed_is_like_one_made_anew(seed: int) -> None:
     rng, field, held = Random(seed), Field(), {}

@@ -138,6 +138,15 @@ def test_what_is_not_heard_waits_in_a_bound():
     assert "b:1" not in stats["observers"]
 
 
+def test_all_that_wait_are_compared_when_they_are_complete():
+    watched, late = Watched(lambda: 0.0), Said(1, done=False)
+    watched.canaries = frozenset([C])
+    for _ in range(PENDING_MAX):
+        watched.add({A: Prediction(1)}, 1, [(C, late)])
+    late.is_done = True
+    assert watched.compared(C, A) == (PENDING_MAX, PENDING_MAX)
+
+
 def test_a_model_that_is_linked_no_more_is_forgotten():
     watched = Watched(lambda: 0.0)
     watched.canaries = frozenset([C])
