@@ -99,14 +99,14 @@ def serving(tmp_path, code, target, *options, welcome=None, tcp=False, **env):
 
 
 def test_hello_says_who_it_is(tmp_path, code):
-    options = ("--version", "3", "--replica", "2", "--token-env", "SECRET")
+    options = ("--version", "3", "--replica", "2", "--token-env", "SECRET", "--warmup", "off")
     with serving(tmp_path, code, "models:Kept", *options, SECRET="hush") as peer:
         said = peer.said
     assert said.pop("sdk").startswith("python/")
     assert said.pop("pid") == peer.process.pid
     assert said == {
         "name": "svm", "version": 3, "replica": 2, "input": "f64[2]", "output": "f64", "batch_max": 16, "protocol": 2,
-        "token": "hush", "shared": True, "corrects": False, "sessions": False,
+        "token": "hush", "shared": True, "corrects": False, "sessions": False, "quiet": True,
     }  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def test_an_address_of_no_kind_is_told_at_once(tmp_path, code):
 
 
 def test_a_kept_input_is_never_overwritten(tmp_path, code):
-    with serving(tmp_path, code, "models:Kept") as peer:
+    with serving(tmp_path, code, "models:Kept", "--warmup", "off") as peer:
         for value in (3.0, 4.0, 5.0):
             reply = peer.ask(fake.fixed(np.full((2, 2), value)))
             assert reply.flags == fake.CONFIDENCE

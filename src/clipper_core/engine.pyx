@@ -67,7 +67,8 @@ cdef class Engine:
     def __cinit__(self, *, u64 cache_bytes_max=256 << 20, str cache_policy="clock", u64 tasks_max=1 << 20,
                   u64 queue_bytes_max=1 << 30, u64 frame_bytes_max=64 << 20, u32 rows_max=1 << 16,
                   u64 output_bytes_max=16 << 20, u64 links_max=4096, u32 models_max=65535, u64 heartbeat_ms=500,
-                  u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None, str compression="auto", u32 number=0):
+                  u64 hello_ms=10000, u32 eject_after=3, bint manual_clock=False, seed=None,
+                  str compression="auto", u32 number=0):
         cdef EngineState* e
         cdef Policy policy = policy_of(cache_policy)
         cdef object noise = os.urandom(16) if seed is None else int(seed).to_bytes(16, "little")
@@ -432,10 +433,12 @@ cdef class Engine:
         return histogram_snapshot(&self.state.models[model].tally.latency)
 
     def replica(self, u32 conn):
-        """The batcher of connection `conn`: its limit, counts, fit and latency profile; `failures` (batches that its
-        model failed), whether it is `ejected` for them, and how often it was (`ejections`); `accuracy` as its model says it (None: it
-        does not), rows of feedback `taught` (sent), `untaught` (dropped), `learned` and `failed` (by the container). None when it
-        is not attached."""
+        """Return the batcher of connection `conn`: its limit, counts, fit and latency profile.
+
+        `failures` are batches that its model failed, `ejected` says whether it is ejected for them, and `ejections` how often
+        it was. `accuracy` is what its model says of itself (None: nothing). Rows of feedback were sent (`taught`), dropped
+        (`untaught`), and `learned` or `failed` by the container. None when it is not attached.
+        """
         cdef Gauge seen
         cdef u32 number
         cdef u64 accuracy

@@ -36,6 +36,17 @@ inline void lane_heard(Lane& lane) {
     lane.dirty.store(0, std::memory_order_seq_cst);
 }
 
+// The loop: rows before `seen` have been taken in, so what of them waits or is in flight is in the table of evaluations.
+template <class Lane>
+inline void lane_took_in(Lane& lane, std::uint64_t seen) {
+    lane.taken.store(seen, std::memory_order_release);
+}
+// Another thread: whether all rows before `tail` have been taken in. If so, it finds in that table what waits or is in flight.
+template <class Lane>
+inline bool lane_all_taken_in(Lane& lane, std::uint64_t tail) {
+    return lane.taken.load(std::memory_order_acquire) == tail;
+}
+
 // Submitters at work without the GIL: the engine ends its lanes after the last of them. Each counts itself, then looks at
 // `refusing`; the engine sets that, then looks at the count, all of it sequentially consistent; so whoever goes on is waited for.
 template <class Lanes, class Flag>

@@ -28,6 +28,8 @@ cdef extern from "lane.hpp" namespace "clipper" nogil:
     bint lane_announce(Lane& lane, Cells& ready, u64* ids, u64 id) noexcept
     bint lane_next(Cells& ready, u64* ids, u64* head, u64* id) noexcept
     void lane_heard(Lane& lane) noexcept
+    void lane_took_in(Lane& lane, u64 seen) noexcept
+    bint lane_all_taken_in(Lane& lane, u64 tail) noexcept
     bint taker_enters(Lanes& lanes, atomic[u32]& refusing) noexcept
     void taker_leaves(Lanes& lanes) noexcept
     void takers_end(Lanes& lanes, atomic[u32]& refusing, u32 why) noexcept

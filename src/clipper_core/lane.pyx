@@ -19,7 +19,7 @@ from clipper_core.delivery cimport delivery_news, slot_end, slot_state
 from clipper_core.hearing cimport (Hearing, hearing_call, hearing_heard, hearing_let_go, hearing_lock, hearing_sent,
                                    hearing_unlock, timers_free, timers_has, timers_new, timers_take)
 from clipper_core.histogram cimport histogram_note, note
-from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, release, u16
+from clipper_core.machine cimport CHECK, EFD_CLOEXEC, EFD_NONBLOCK, aligned_new, eventfd, relaxed, u16
 from clipper_core.pending cimport pending_find, pending_free, pending_new, pending_put, pending_remove
 from clipper_core.prediction cimport TAG_NONE, value_drop, value_hold
 from clipper_core.piece cimport (lines_of, piece_close, piece_end_rows, piece_ended_from, piece_leave, piece_waits)
@@ -288,7 +288,7 @@ cdef u64 lane_take_in(Lanes* lanes, Lane* lane, u64 now_us) noexcept nogil:
             rows += 1
             own += _admit(lanes, lane, lane.seen, now_us)
         lane.seen += 1
-    lane.taken.store(lane.seen, release)
+    lane_took_in(lane[0], lane.seen)
     note(&lane.tally.arrived, rows)
     lane.used_us = max(now_us, <u64> 1)        # 0: never
     return own

@@ -5,8 +5,8 @@ evaluation. The loop decides, as only it knows what waits; a row that finds no e
 """
 from clipper_core.admission cimport gate_finish_us
 from clipper_core.clock_cache cimport cache_lookup
-from clipper_core.lane cimport lane_submit
-from clipper_core.machine cimport acquire, relaxed
+from clipper_core.lane cimport lane_all_taken_in, lane_submit
+from clipper_core.machine cimport relaxed
 from clipper_core.pending cimport pending_has
 from clipper_core.prediction cimport Value, value_drop
 from clipper_core.status cimport FULL, NO_REPLICA
@@ -27,7 +27,7 @@ cdef u64 lane_wait_us(Lane* lane, Gate* gate, u64 deadline_us, u64 now_us) noexc
 cdef bint _may_have(Lanes* lanes, Lane* lane, const Key* key) noexcept nogil:
     """Whether an equal row may wait or be in flight: one is in some lane, or this lane has rows not taken in yet."""
     cdef Value value
-    if lane.taken.load(acquire) != lane.ring.cells.tail.load(relaxed) or pending_has(lanes.pending, key):
+    if not lane_all_taken_in(lane[0], lane.ring.cells.tail.load(relaxed)) or pending_has(lanes.pending, key):
         return True
     if not cache_lookup(lanes.cache, key, &value):      # it may have been answered since the caller looked
         return False

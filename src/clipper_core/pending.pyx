@@ -115,7 +115,7 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil:
 
 
 cdef class Pending:
-    """Threads: one at a time, but for `has`. Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them."""
+    """Threads: one at a time, but for `has`. Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max`."""
     cdef PendingTable* table
 
     def __cinit__(self, u64 entries_max):

@@ -150,7 +150,7 @@ cdef Status replica_frame(Replica* r, Lanes* lanes, const RowSpec* spec, const H
     if status == TOO_LARGE:         # one output is: the stream itself is sound, and another replica would say the same
         _end_all_text(lanes, batch, TOO_LARGE,
                       b"the model returned an output beyond output_bytes_max, or qualifiers beyond 1 KiB",
-                   now_us)
+                      now_us)
     elif rows.n != batch.n:
         _failed_text(r, lanes, batch, b"the model returned another number of outputs than the batch has inputs", elsewhere,
                      now_us)

@@ -24,6 +24,7 @@ from clipper.cli import main
 from clipper.frontend.messages import to_json
 from clipper.manage.client import Client
 from clipper.manage.running import Running, announce, running, the_one
+from tests.frontend.conftest import warm_workers
 
 PATIENCE_S = 60.0
 MODELS = """
@@ -130,7 +131,7 @@ def test_a_model_from_deployment_to_rollback_and_after_a_kill(here: Path) -> Non
         server = clipper.connect(state="state")
         server.set_application("other", ["sums:2"], slo_ms=30_000, default=[1, 2])
         first.end(signal.SIGKILL)
-    assert "no server of yours runs here on the state" in shell("models", code=2)
+    assert "no server of yours runs here on the state" in shell("models", code=1)
     with up() as second:
         second.until("sums:1/0 is connected", "sums:2/1 is connected", "containers dial in")
         rows = [line.split()[:4] for line in shell("models").splitlines()[1:]]
@@ -177,19 +178,19 @@ def test_every_verb_by_hand(here: Path) -> None:
         assert said("rollout", "abort", "total")["said"] == "the rollout of sums:2 in total is aborted"
         assert "rollout/total (aborted: abort, by " in shell("history", "-n", "1")
         assert said("rollout", "status")[0]["state"] == "aborted"
-        assert "no rollout under way" in said("rollout", "promote", "total", code=2)
+        assert "no rollout under way" in said("rollout", "promote", "total", code=1)
         said("retire", "sums:2")
-        assert "is still linked to: mean" in said("retire", "more", code=2)
+        assert "is still linked to: mean" in said("retire", "more", code=1)
         said("retire", "more", "--force", "--dry-run")
         said("retire", "more", "--force")
         said("app", "remove", "mean")
         assert [row["name"] for row in said("models")] == ["sums"]
-        assert "no model 'smus' - did you mean 'sums'?" in said("scale", "smus", "2", code=2)
-        assert "no application 'totl' - did you mean 'total'?" in said("predict", "totl", "[1, 2, 3]", code=2)
-        assert "is no JSON" in said("predict", "total", "[1, 2", code=2)
-        assert "a number or two of them" in said("scale", "sums", "many", code=2)
-        assert "does not know" not in said("predict", "total", "[1, 2]", code=2)
-        assert "management needs the token" in said("models", "--token", "wrong", code=2)
+        assert "no model 'smus' - did you mean 'sums'?" in said("scale", "smus", "2", code=1)
+        assert "no application 'totl' - did you mean 'total'?" in said("predict", "totl", "[1, 2, 3]", code=1)
+        assert "is no JSON" in said("predict", "total", "[1, 2", code=1)
+        assert "a number or two of them" in said("scale", "sums", "many", code=1)
+        assert "does not know" not in said("predict", "total", "[1, 2]", code=1)
+        assert "management needs the token" in said("models", "--token", "wrong", code=1)
         assert server.end() == 0
 
 
@@ -241,9 +242,7 @@ def managed() -> Iterator[clipper.ClipperServer]:
         server.deploy("sums", lambda rows: rows.sum(axis=1), input="f64[3]")
         server.app("total", ["sums"], slo_ms=30_000)
         server.app("learns", ["sums"], slo_ms=30_000, policy="stacking")
-        barrier = clipper.connect(f"http://{server.admin_address}", "secret")
-        for _ in range(8):  # worker threads start as they are needed, and stay
-            barrier.models()
+        warm_workers(server)
         yield server
 
 

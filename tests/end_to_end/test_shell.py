@@ -49,6 +49,7 @@ def slow(rows):
 FILE = """
 [server]
 state = "state"
+warmup = false
 drain_s = 1.0
 [http]
 address = "127.0.0.1:0"
@@ -152,10 +153,10 @@ def test_bench_over_http_grpc_and_management(here: Path) -> None:
         assert found["highest_rate"] == 0
         text = shell("bench", "total", "--rate", "50", "--for", "200ms", "--cached", "--input", "[1, 2, 3]")
         assert "  p99 " in text
-        assert "does not take the queries: 400 " in shell("bench", "total", "--input", "[1, 2]", code=2)
-        assert "no application 'totl' - did you mean 'total'?" in shell("bench", "totl", code=2)
-        assert "no folder for --html" in shell("bench", "total", "--html", "nowhere/r.html", code=2)
-    assert "no server of yours runs here" in shell("bench", "total", code=2)
+        assert "does not take the queries: 400 " in shell("bench", "total", "--input", "[1, 2]", code=1)
+        assert "no application 'totl' - did you mean 'total'?" in shell("bench", "totl", code=1)
+        assert "no folder for --html" in shell("bench", "total", "--html", "nowhere/r.html", code=1)
+    assert "no server of yours runs here" in shell("bench", "total", code=1)
 
 
 def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
@@ -164,7 +165,7 @@ def test_bench_by_way_of_management_where_that_is_all(here: Path) -> None:
         report = said("bench", "total", "--rate", "100", "--for", "200ms")
         assert "management" in report["to"]
         assert report["steps"][0]["outcomes"]["ok"] == report["steps"][0]["sent"]
-        assert "takes no queries over gRPC" in shell("bench", "total", "--grpc", code=2)
+        assert "takes no queries over gRPC" in shell("bench", "total", "--grpc", code=1)
 
 
 def test_bench_of_a_server_that_is_killed_tells_what_became_of_each(here: Path) -> None:
@@ -239,10 +240,10 @@ def test_logs_are_followed_over_the_death_of_a_container_and_of_the_server(here:
 
 def test_logs_of_what_is_not_there(here: Path) -> None:
     with up():
-        assert "no model 'smus' - did you mean 'sums'?" in shell("logs", "-f", "smus", code=2)
-        assert "no container sums:1/7 was started here" in shell("logs", "sums", "--replica", "7", code=2)
+        assert "no model 'smus' - did you mean 'sums'?" in shell("logs", "-f", "smus", code=1)
+        assert "no container sums:1/7 was started here" in shell("logs", "sums", "--replica", "7", code=1)
         assert "is none that was handed out" in shell_error_of_follow("sums", "nonsense")
-    assert "no server of yours runs here" in shell("logs", "-f", "sums", code=2)
+    assert "no server of yours runs here" in shell("logs", "-f", "sums", code=1)
 
 
 def shell_error_of_follow(model: str, after: str) -> str:
@@ -309,8 +310,8 @@ def test_top_prints_a_frame_where_there_is_no_terminal(here: Path) -> None:
         frame = said("top", "--once")
         assert [app["name"] for app in frame["applications"]] == ["total"]
         assert [model["state"] for model in frame["models"]] == ["ready"]
-        assert "no folder for --svg" in shell("top", "--svg", "nowhere/f.svg", code=2)
-    assert "no server of yours runs here" in shell("top", code=2)
+        assert "no folder for --svg" in shell("top", "--svg", "nowhere/f.svg", code=1)
+    assert "no server of yours runs here" in shell("top", code=1)
 
 
 def test_top_on_a_terminal_over_a_restart_of_the_server(here: Path) -> None:
@@ -339,7 +340,7 @@ def test_top_on_a_terminal_over_a_restart_of_the_server(here: Path) -> None:
 def test_top_of_a_server_without_readings(here: Path) -> None:
     (here / "clipper.toml").write_text(FILE.replace("[grpc]", "dashboard = false\n[grpc]"))
     with up():
-        assert "has no readings to watch" in shell("top", code=2)
+        assert "has no readings to watch" in shell("top", code=1)
 
 
 # -- profile
@@ -351,7 +352,7 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
     assert "for an SLO of 50 ms: batches of " in text
     assert "<svg" in (here / "p.html").read_text()
     with up():
-        assert "the server has seen no batch" in shell("profile", "sums", "--seen", code=2)
+        assert "the server has seen no batch" in shell("profile", "sums", "--seen", code=1)
         found = said("profile", "sums", *quick)
         assert [point["batch"] for point in found["points"]] == [1, 2, 4]
         assert found["advice"] is None
@@ -359,9 +360,9 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
         shell("predict", "total", "[1, 2, 3]")
         seen = said("profile", "sums:1", "--seen")
         assert [point["batch"] for point in seen["points"]] == [1]
-        assert "no model 'smus'" in shell("profile", "smus", code=2)
-    assert "no server of yours runs here" in shell("profile", "sums", code=2)
-    assert "No module named 'nowhere'" in shell("profile", "nowhere:f", code=2)
+        assert "no model 'smus'" in shell("profile", "smus", code=1)
+    assert "no server of yours runs here" in shell("profile", "sums", code=1)
+    assert "No module named 'nowhere'" in shell("profile", "nowhere:f", code=1)
 
 
 # -- the beginning and the end
@@ -369,7 +370,7 @@ def test_profile_of_a_target_and_of_what_a_server_serves(here: Path) -> None:
 
 def test_init_writes_what_works_and_down_ends_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Next: cd shop && clipper up" in shell("init", "shop")
-    assert "clipper.toml is there already" in shell("init", "shop", code=2)
+    assert "clipper.toml is there already" in shell("init", "shop", code=1)
     monkeypatch.chdir(here / "shop")
     assert shell("config", "check").startswith("ok: clipper.toml: ")
     text = Path("clipper.toml").read_text()
@@ -380,14 +381,14 @@ def test_init_writes_what_works_and_down_ends_it(here: Path, monkeypatch: pytest
         assert "ended the server at http://127.0.0.1:" in shell("down")
         assert server.rest().endswith("closed\n")
         assert server.process.returncode == 0
-    assert "no server of yours runs here" in shell("down", code=2)
+    assert "no server of yours runs here" in shell("down", code=1)
 
 
 def test_down_leaves_a_server_within_a_program_alone(here: Path) -> None:
     (here / "clipper.toml").unlink()
     with clipper.start(admin="127.0.0.1:0", state="own"):
         (here / "clipper.toml").write_text('[server]\nstate = "own"\n')
-        assert f"is part of process {os.getpid()}, not of `clipper up`" in shell("down", code=2)
+        assert f"is part of process {os.getpid()}, not of `clipper up`" in shell("down", code=1)
 
 
 def test_down_at_once_and_when_it_takes_too_long(here: Path) -> None:

@@ -126,12 +126,12 @@ def test_a_client_that_hangs_up_cancels_its_queries() -> None:
 def test_work_goes_to_a_worker_and_so_does_a_large_body() -> None:
     line = Line(lambda request: Work(lambda: Response(200, b"done")) if request.path == b"/w" else echo(request))
     line.feed(get("/w"))
-    ((run, exchange),) = line.work
-    exchange.settle(run())
+    ((work, exchange),) = line.work
+    exchange.settle(work.run())
     assert line.statuses == [200]
     line.feed(post("/large", bytes(1 << 20)))
     assert len(line.work) == 2
-    assert line.work[1][0]().status == 200
+    assert line.work[1][0].run().status == 200
 
 
 def test_an_error_is_a_response_and_what_is_no_error_of_ours_is_not_told() -> None:
@@ -509,9 +509,9 @@ def test_draining_closes_what_is_idle_and_the_rest_after_its_answer() -> None:
 def test_a_compressed_body_is_read_up_to_its_bound() -> None:
     def fed(data: bytes, coding: str) -> Line:
         line = Line(inflating(echo, 1 << 20)).feed(post("/", data, f"Content-Encoding: {coding}"))
-        for run, exchange in line.work:
+        for work, exchange in line.work:
             try:
-                exchange.settle(run())
+                exchange.settle(work.run())
             except ClipperError as error:
                 exchange.fail(error)
         return line
@@ -541,8 +541,8 @@ def test_a_compressed_body_is_decompressed_by_a_worker_and_only_for_whoever_may_
     assert (line.statuses, line.work) == ([401], [])
     line.feed(post("/", body, "Content-Encoding: gzip", "Authorization: Bearer secret"))
     assert asked == []
-    ((run, exchange),) = line.work
-    exchange.settle(run())
+    ((work, exchange),) = line.work
+    exchange.settle(work.run())
     assert (line.statuses, asked) == ([401, 200], [1 << 20])
 
 

@@ -113,8 +113,8 @@ def test_head_gets_the_head() -> None:
 def test_a_worker_may_decide_to_stream() -> None:
     feed = Feed()
     line = Line(feed).feed(get("/work"))
-    run, exchange = line.work.pop()
-    exchange.settle(run())
+    work, exchange = line.work.pop()
+    exchange.settle(work.run())
     assert len(feed.bodies) == 1
     assert b"chunked" in line.transport.written
 

@@ -154,7 +154,8 @@ def test_versions_have_64_bits(shards: Shards) -> None:
     shards.servers[0].shard.door.version = 1 << 41
     client.push("t", [1], ones((1, 2)))
     found = client.push_gradients({"w": ones(1)}, versions=[(1 << 41) + 1])
-    assert found == {"accepted": True, "versions": [(1 << 41) + 2], "why": [""]}
+    assert found["accepted"]
+    assert (found["versions"], found["why"]) == ([(1 << 41) + 2], [""])
     assert client.pull_variables([(1 << 41) + 1])[1].keys() == {"w"}
     assert client.pull_variables([(1 << 41) + 2])[1] == {}
     shards.down()

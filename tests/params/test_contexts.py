@@ -13,6 +13,7 @@ from clipper.errors import DoesNotFit, UnknownTable
 from clipper.params import TableSpec
 from clipper.params.contexts import UserRows, check_context_table
 from clipper.serving.teaching import session_of
+from clipper.testing import wait_until
 from tests.params.conftest import TOKEN, Shards
 
 
@@ -58,8 +59,9 @@ def test_without_its_shard_a_query_goes_without(two: Shards, rows: UserRows) -> 
     assert rows(whose[1]) is None
     assert rows(whose[0]), "the other shard is asked"
     two.begin(1)
-    assert two.servers[1].ready.wait(10)
-    two.client().create(TableSpec("users", 3, initializer="normal"))
+    client = two.client()
+    wait_until(lambda: client.begin_anew() == [1], "it has come back without what it had")
+    client.create(TableSpec("users", 3, initializer="normal"))
     assert any(rows(whose[1]) for _ in range(100)), "it is back"
     assert rows.stats()["away"] >= 1
 

@@ -104,6 +104,36 @@ BROKEN(Submit, "lane ring", planted_no_second_look, "the loop says that it sleep
        no_second_look);
 BROKEN(Submit, "lane ring", planted_announced_early, "a row is announced before it is published", 1, 1, 1, announced_early);
 
+enum Early { in_order, said_first };
+
+// As lane.pyx takes rows in and offer.pyx looks for an equal one: a lane whose rows are all taken in has them in the table.
+struct TakenIn : Scenario {
+    int rows;
+    Early planted;
+    Atomic<uint64_t> taken, flights[2];
+    TakenIn(int n, Early p) : rows(n), planted(p) {
+        name(taken, "rows taken in");
+        for (int i = 0; i < 2; ++i) name(flights[i], "an evaluation in flight", i);
+    }
+    int threads() const override { return 2; }
+    void run(int t) override {
+        if (t == 1) {
+            for (int i = 0; i < rows; ++i) {
+                if (planted == said_first) clipper::lane_took_in(*this, i + 1);
+                flights[i].store(1, Order{-1, Mo::memory_order_relaxed});
+                if (planted == in_order) clipper::lane_took_in(*this, i + 1);
+            }
+        } else if (clipper::lane_all_taken_in(*this, rows)) {
+            for (int i = 0; i < rows; ++i)
+                EXPECT(flights[i].load(Order{-1, Mo::memory_order_relaxed}) == 1, "a row that was taken in is not found");
+        }
+    }
+    void finish() override {}
+};
+SCENARIO(TakenIn, "lane", taken_in_one, "a row is taken in while another thread looks for an equal one", 1, in_order);
+SCENARIO(TakenIn, "lane", taken_in_two, "two rows are taken in while another thread looks for equal ones", 2, in_order);
+BROKEN(TakenIn, "lane", planted_taken_in_early, "a lane says that a row is taken in before it is found", 1, said_first);
+
 enum Hasty { patient, uncounted, looks_first };
 
 // As bulk.pyx takes arrays in and engine.pyx ends: what one who entered has put into a lane is there when its rows are ended.

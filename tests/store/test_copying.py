@@ -99,7 +99,7 @@ def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
         assert contents(target) == {"catalog/a": b"1", "learned": b"2"}
         target.put("learned", b"3")
     refused = run(str(tmp_path), url)
-    assert refused.exit_code == 2
+    assert refused.exit_code == 1
     assert "1 of its records are others" in refused.output
     back = run(url, f"sqlite:{tmp_path}/back.db", "--verify", "-o", "json")
     assert json.loads(back.output)["different"] == []
@@ -110,7 +110,7 @@ def test_the_verb(tmp_path: Path, etcd_server: EtcdServer) -> None:
 def test_a_source_that_is_not_there_is_not_made(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     refused = run(source, "sqlite:new.db")
-    assert refused.exit_code == 2
+    assert refused.exit_code == 1
     assert "there is no store" in refused.output
     assert list(tmp_path.iterdir()) == []
 

@@ -148,6 +148,15 @@ _ARGUMENTS: Mapping[str, Schema] = {
         "description": "shares, in per cent, as `5,25,50,100`",
     },
     "version": {"type": ["integer", "null"], "minimum": 1, "maximum": VERSION_MAX},
+    "warmup": {
+        "anyOf": [
+            {"type": ["boolean", "null"]},
+            {"type": "array", "items": {"type": "number"}},
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        ],
+        "description": "rows for the batches that a container runs before it is ready; false: none",
+    },
 }
 
 

@@ -114,8 +114,9 @@ class Mesh(Entering, Tending, Managing, Draining):
         self._make_hosts = hosts or _hosts
         self._lookups = Lookups(self._find_in_store)
         self.routes = Routes(
-            ground.question, self._core_record, self._missed, ground.batching, replaced=self._replaced, look_up=self._look_up
-        )
+            ground.question, self._core_record, self._missed, ground.batching, replaced=self._replaced, look_up=self._look_up,
+            is_failing=self._is_failing,
+        )  # fmt: skip
         self.notes = Notes()
         self.uses = Uses()
         self._pool = ThreadPoolExecutor(STORE_THREADS, "clipper-mesh-store")
@@ -320,6 +321,10 @@ class Mesh(Entering, Tending, Managing, Draining):
     def _core_record(self, id: str) -> Model | None:
         record: MeshModel | None = self.registry.models.get(id) if self._begun.is_set() else None
         return None if record is None else core_record(id, record.input, record.output)
+
+    def _is_failing(self, id: str) -> bool:
+        record: MeshModel | None = self.registry.models.get(id) if self._begun.is_set() else None
+        return record is not None and bool(record.failures)
 
     def _look_up(self, id: str) -> None:
         """A name that the mirrors do not know is asked of the store, by another thread; not while the store does not answer."""

@@ -51,12 +51,13 @@ class Route:
     """
 
     __slots__ = (
-        "__weakref__", "asked", "cold", "core", "ended", "id", "lenders", "listed", "question", "record", "served", "successor",
-        "told", "touched", "type_known", "used_ms", "waited", "why",
+        "__weakref__", "_is_failing", "asked", "cold", "core", "ended", "id", "lenders", "listed", "question", "record",
+        "served", "successor", "told", "touched", "type_known", "used_ms", "waited", "why",
     )  # fmt: skip
 
-    def __init__(self, record: Model, make: "Make", touched: "Touched") -> None:
+    def __init__(self, record: Model, make: "Make", touched: "Touched", is_failing: Callable[[str], bool]) -> None:
         self.id, self.record, self.touched = record.name, record, touched
+        self._is_failing = is_failing
         self.why = ""
         self.used_ms = 0
         self.asked = self.waited = 0
@@ -72,6 +73,11 @@ class Route:
     def reason(self) -> str:
         """Why a query was not answered; empty when it is not that nobody serves it."""
         return "" if self.served else self.why or "it was not loaded by the deadline"
+
+    def current_question(self) -> Question:
+        """Return the question for a query that states no deadline. It has more time while the model has to be loaded first,
+        unless loads of it have lately failed."""
+        return self.question if self.served or self._is_failing(self.id) else self.cold
 
     def queue_ms(self) -> float:
         """What a row that is submitted now waits until a copy takes it, as forecast."""
@@ -124,7 +130,7 @@ class MeshedModel:
         Raises InvalidInput, Overloaded."""
         self._route.touch()
         if slo_ms is None and not self._route.served:
-            slo_ms = self._route.cold.slo_us / 1000
+            slo_ms = self._route.current_question().slo_us / 1000
         future: Future = self._route.core.predict(x, slo_ms, salt)
         return future
 
@@ -150,7 +156,7 @@ class Routes:
     make: (record, why it is not served) -> the question of a model, with its core, and that of one to be loaded first.
     find_record: an id's, as known in memory; None when there is none.  look_up: has a name looked up elsewhere, by `add` or
     `alias`, and may return before.  missed: see Touched.
-    replaced: told of a route whose model has a new one.
+    replaced: told of a route whose model has a new one.  is_failing: whether loads of a model have lately failed.
     """
 
     def __init__(
@@ -162,9 +168,10 @@ class Routes:
         rng: Random | None = None,
         replaced: Callable[[Route], None] = lambda _: None,
         look_up: Callable[[str], None] = lambda _: None,
+        is_failing: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._make, self._find_record, self._batching = make, find_record, batching
-        self._replaced, self._look_up = replaced, look_up
+        self._replaced, self._look_up, self._is_failing = replaced, look_up, is_failing
         self._uniform = (rng or Random()).random
         self._routes: dict[str, Route] = {}
         self._aliases: dict[str, Alias] = {}
@@ -188,7 +195,7 @@ class Routes:
         if route is None:
             return None
         route.touch()
-        return route.question if route.served else route.cold
+        return route.current_question()
 
     def route(self, name: str) -> Route | None:
         route = self._routes.get(name)
@@ -227,7 +234,7 @@ class Routes:
         with self._guard:
             route = self._routes.get(record.name)
             if route is None:
-                route = self._routes[record.name] = Route(record, self._make, self.touched)
+                route = self._routes[record.name] = Route(record, self._make, self.touched, self._is_failing)
             return route
 
     def forget(self, id: str) -> Route | None:
@@ -247,7 +254,7 @@ class Routes:
         with self._guard:
             if self._routes.get(route.id) is not route:
                 return False
-            new = self._routes[route.id] = Route(record, self._make, self.touched)
+            new = self._routes[route.id] = Route(record, self._make, self.touched, self._is_failing)
         new.used_ms = route.used_ms
         route.successor, route.served, route.why, route.ended[0] = new, False, why, why
         return True

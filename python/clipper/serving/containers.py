@@ -238,9 +238,10 @@ class Containers:
                 raise ValueError(f"it has {len(data)} bytes")
             hello = msgspec.convert(msgpack.unpackb(data), Hello)
             check_name(hello.name, "model")
-            for key, value in (("replica", hello.replica), ("version", hello.version), ("batch_max", hello.batch_max)):
-                if not 0 <= value < 1 << 31:
-                    raise ValueError(f"{key} is {value}: it is a whole number from 0, below 2^31")
+            numbers = (("replica", hello.replica, 0), ("version", hello.version, 1), ("batch_max", hello.batch_max, 0))
+            for key, value, least in numbers:
+                if not least <= value < 1 << 31:
+                    raise ValueError(f"{key} is {value}: {key} is a whole number from {least}, below 2^31")
             _check_timings(hello)
         except Exception as error:
             raise Refused(f"the HELLO cannot be read: {error}") from None

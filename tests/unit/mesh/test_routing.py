@@ -116,7 +116,7 @@ def test_what_was_unregistered_is_found_no_more() -> None:
     assert found.route("m") is not first
 
 
-def test_name_is_looked_up_once_at_a_time_and_an_event_loop_does_not_wait() -> None:
+def test_name_is_looked_up_once_at_a_time_and_an_event_loop_waits_for_one_that_hangs_once() -> None:
     hangs, asked = threading.Event(), []
 
     def find(name: str) -> None:
@@ -137,6 +137,18 @@ def test_name_is_looked_up_once_at_a_time_and_an_event_loop_does_not_wait() -> N
     found.close()
     found.look_up("late")
     assert not found._pending
+
+
+def test_event_loop_knows_a_name_once_a_quick_store_has_answered() -> None:
+    known: list[str] = []
+    found = Lookups(known.append)
+
+    async def ask() -> list[str]:
+        found.look_up("a")
+        return list(known)
+
+    assert asyncio.run(ask()) == ["a"]
+    found.close()
 
 
 @pytest.mark.parametrize(
