@@ -339,7 +339,7 @@ def score(verdicts: list[Verdict]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", usage=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", usage=(__doc__ or "").replace("%", "%%"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=2)
