@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -38,6 +39,7 @@ from clipper.serving.ear import Ear
 from clipper.serving.engines import Engines
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
+from clipper.serving.observe import observe_for_others
 from clipper.serving.questions import Questions
 from clipper.serving.reads import said_of
 from clipper.serving.recorder import Recorded, Recorder
@@ -78,7 +80,7 @@ class ClipperServer(Streaming, Joining, Applying):
             state, bytes_max = config.server.state, config.limits.state_bytes_max
             self._store = open_for(state, bytes_max, self._dir.folder, required=config.server.require_store)
             self.catalog = Catalog(self._store)
-            self._learning = Learning(self._store, self._dir.folder, config.feedback)
+            self._learning = Learning(self._store, self._dir.folder, config.feedback, self._store.remote or self._dir.is_apart)
             if self._store_is_away:
                 self._learning.begin_without_store()
         except BaseException:
@@ -112,6 +114,8 @@ class ClipperServer(Streaming, Joining, Applying):
         config = self.config
         self._log = JsonLog() if self.config.server.log_format == "json" else None
         try:
+            if not self._store_is_away:
+                self._enter()
             self._listener = listen(self.config.server.address, self._dir.run)
             self._dispatch.loop.listen(self._listener.fd)
             self._dispatch.start()
@@ -155,6 +159,10 @@ class ClipperServer(Streaming, Joining, Applying):
             else:
                 mesh.start()
 
+    def _enter(self) -> None:
+        """Be known to the servers that share the store."""
+        self._learning.enter(functools.partial(observe_for_others, self._questions.of))
+
     def _begin(self) -> None:
         """What needs the store."""
         with acting("the configuration", ""):
@@ -173,6 +181,7 @@ class ClipperServer(Streaming, Joining, Applying):
         with contextlib.suppress(ShuttingDown):
             if self._mesh is not None:
                 self._mesh.enter()
+            self._enter()
             self._learning.begin_again()
             with acting("the configuration", ""):
                 self._declare()

@@ -15,7 +15,7 @@ class StateDir:
     all is temporary.
 
     folder: None when all is temporary.  models: where packed models are kept.  environments: those of models.  run: a fresh
-    private folder for sockets, removed at the end.
+    private folder for sockets, removed at the end.  is_apart: whether `state` lies in another folder, which others may use.
     """
 
     def __init__(self, state: str, folder: str = "") -> None:
@@ -23,7 +23,9 @@ class StateDir:
         sweep()
         self.run = Path(tempfile.mkdtemp(prefix="clipper-"))
         self._alive = _marked(self.run)
-        self.folder = place = Path(folder).absolute() if folder else _folder_of(state)
+        of_state = _folder_of(state)
+        self.folder = place = Path(folder).absolute() if folder else of_state
+        self.is_apart = of_state is not None and place != of_state
         try:
             if place is not None:
                 _make(place)

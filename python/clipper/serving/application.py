@@ -61,7 +61,8 @@ class ApplicationHandle:
         prediction: an `Answer` or its id; or `input` instead (and `user`, `context`), and the models are asked again.  label: the
         right output; or `correct`: whether the answer was; or `score`: how good it was, 0 to 1.  weight: as so many feedbacks.
         -> True when it counts, False when this prediction's feedback had come before. Raises InvalidInput,
-        UnknownPrediction (too old, never made here, another application's), Overloaded, StoreError. Threads: any.
+        UnknownPrediction (too old, of a server that has ended or shares no store, another application's), Overloaded, StoreError.
+        Threads: any.
         """
         question = self._question(self.name)
         truth = truth_of(label, correct, score)
@@ -75,7 +76,8 @@ class ApplicationHandle:
         predictions: a list of `Answer`s or their ids; or the `Answers` of an array, which costs far less: then labels is an array
         too, a label a row.  rows: of `Answers`, the places of the rows that `labels` are of; all if not given.
         -> how many counted, were told before, and are about predictions that nobody remembers or that no model made.
-        Raises InvalidInput, Overloaded, StoreError: then those not yet written down may be told again. Threads: any.
+        Raises InvalidInput, Overloaded, StoreError: then all may be told again, and what was written down counts once. Answers of
+        other servers on this store are told to those; an array's only to its own. Threads: any.
         """
         return observe_many(self._question(self.name), predictions, labels, rows)
 

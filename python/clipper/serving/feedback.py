@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from clipper.errors import UnknownPrediction
 from clipper.selection import Observation, Plan, Prediction, Truth
 from clipper.selection.lessons import Column, Rows
+from clipper.serving.forwarding import Forwarding
 from clipper.serving.states import Learner
 from clipper.types import VersionedModel
 from clipper_core.future import Future
@@ -145,11 +146,14 @@ class Window:
 
     bytes_max: of what is kept, estimated; beyond it the oldest answers are forgotten.
     direct: the answers that the HTTP threads of the core gave; one that feedback names is moved to the others.
+    forwarding: to the servers that gave other answers; None when no other server shares the store.
     """
 
     def __init__(
-        self, size_max: int, window_s: float, bytes_max: int = 256 << 20, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, size_max: int, window_s: float, bytes_max: int = 256 << 20, clock: Callable[[], float] = time.monotonic,
+        forwarding: Forwarding | None = None,
+    ) -> None:  # fmt: skip
+        self.forwarding = forwarding
         self._size_max, self._window_s, self._bytes_max, self._clock = size_max, window_s, bytes_max, clock
         self._joined: OrderedDict[str, Joined] = OrderedDict()
         self._arrays: OrderedDict[str, JoinedRows] = OrderedDict()
@@ -247,16 +251,16 @@ class Window:
             joined.told = True
             return joined
 
-    def take_many(self, ids: Sequence[str], application: str) -> tuple[list[int], list[Joined], int]:
-        """Those of the ids whose feedback has not come yet, each once: their places, their queries; and how many of the others
+    def take_many(self, ids: Sequence[str], application: str) -> tuple[list[int], list[Joined], list[int]]:
+        """Those of the ids whose feedback has not come yet, each once: their places, their queries; and the places of those that
         are not here."""
-        places, found, unknown = list[int](), list[Joined](), 0
+        places, found, unknown = list[int](), list[Joined](), list[int]()
         with self._lock:
             now, known = self._clock(), self._find
             for i, id in enumerate(ids):
                 joined = known(id)
                 if joined is None or joined.until_s < now or joined.learner.application != application:
-                    unknown += 1
+                    unknown.append(i)
                 elif not joined.told:
                     joined.told = True
                     places.append(i)

@@ -2,12 +2,14 @@
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipper.errors import ClipperError
 from clipper.selection import Policy, policy_named
 from clipper.serving.feedback import Window
+from clipper.serving.forwarding import Forwarding, Reply, Told
+from clipper.serving.presence import Presence
 from clipper.serving.records import read
 from clipper.serving.states import Learner, Seen, States
 from clipper.settings.server import FeedbackSettings
@@ -20,16 +22,22 @@ _log = logging.getLogger(__name__)
 
 
 class Learning:
-    """Threads: any. folder: the server's state folder; None keeps nothing beyond the process."""
+    """Threads: any. folder: the server's state folder; None keeps nothing beyond the process.  shared: whether other servers may
+    use the store."""
 
-    def __init__(self, store: Store, folder: Path | None, settings: FeedbackSettings) -> None:
+    def __init__(self, store: Store, folder: Path | None, settings: FeedbackSettings, shared: bool = False) -> None:
+        self.node = secrets.token_hex(4)  # part of the ids of the answers of this process
         mode = "memory" if folder is None else settings.journal
         self.journal = Journal(None if folder is None else folder / "journal", mode, settings.journal_bytes_max)
         if self.journal.damaged:
             _log.error("the journal is damaged; feedback acknowledged there is lost: %s", self.journal.damaged)
         follows = not isinstance(store, MemoryStore)
-        self.states = States(store, self.journal, _name_in(folder), settings.contexts_max, settings.write_ms / 1000, follows)
-        self.window = Window(settings.window, settings.window_s, settings.window_bytes_max)
+        name = _name_in(folder)
+        self.states = States(store, self.journal, name, settings.contexts_max, settings.write_ms / 1000, follows)
+        self._forwarding: Forwarding | None = None
+        if shared:
+            self._forwarding = Forwarding(store, Presence(store, name, self.node, folder), self.states.stop_writing)
+        self.window = Window(settings.window, settings.window_s, settings.window_bytes_max, forwarding=self._forwarding)
 
     def learner(self, application: str, text: str, models: Sequence[VersionedModel]) -> tuple[Policy, Learner, Window | None]:
         """Return the policy, the learner and the join window of an application as it is now.
@@ -39,6 +47,13 @@ class Learning:
         policy = policy_named(text)
         learner = self.states.learner(application, text, policy, models)
         return policy, learner, self.window if application else None
+
+    def enter(self, learn: Callable[[Told], Reply]) -> None:
+        """Be known to the servers that share the store, before anything is written there: they forward what they are told about
+        answers of this one. learn: what is done with that. Raises AlreadyExists when another server that runs has the same name:
+        its folder was copied."""
+        if self._forwarding is not None:
+            self._forwarding.start(learn)
 
     def replay(self) -> None:
         """Learn what was acknowledged and not yet written when the last server of this folder ended."""
@@ -70,6 +85,8 @@ class Learning:
         return {"waiting": len(self.window), "journal_bytes": journal.nbytes, "journal_records": journal.last}
 
     def close(self) -> None:
+        if self._forwarding is not None:
+            self._forwarding.close()
         self.states.close()
 
 

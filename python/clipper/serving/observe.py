@@ -1,16 +1,18 @@
 """The life of feedback: joined with the predictions it is about, written down, learned from, acknowledged."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clipper.errors import DeadlineExceeded, DoesNotFit, InvalidInput, UnknownPrediction
+from clipper.errors import ClipperError, DeadlineExceeded, DoesNotFit, InvalidInput, UnknownPrediction
 from clipper.selection import Observation, Prediction, Truth
 from clipper.selection.lessons import Column, Rows, column_of
 from clipper.serving.feedback import Joined, JoinedRows, Window
+from clipper.serving.forwarding import Reply, Told, by_node, refusal
 from clipper.serving.processor import Question, plan_for, side_of
 from clipper.serving.records import written, written_rows
 from clipper.serving.states import Learner, Seen
@@ -20,6 +22,7 @@ from clipper_core.model import predict_all
 from clipper_core.status import Status
 
 Item = tuple[Learner, str, Seen, bytes]
+_log = logging.getLogger(__name__)
 FEW = 8  # answers of one context that are not worth columns of their own
 
 
@@ -36,7 +39,7 @@ def observe(
     context: Any = None,
 ) -> bool:  # fmt: skip
     """One feedback, by prediction or by input. True when it counts, False when it was counted before. Returns once it is in the
-    journal. Raises InvalidInput, UnknownPrediction, Overloaded (the journal is full), StoreError."""
+    journal, of the server that answered. Raises InvalidInput, UnknownPrediction, Overloaded (the journal is full), StoreError."""
     window = question.window if question.window is not None else _window_of(question)
     if (prediction is None) == (input is None):
         raise InvalidInput("feedback names a prediction (an Answer or its id) or gives the input again: one of the two.")
@@ -49,7 +52,14 @@ def observe(
         _tell_watcher(learner, seen)
         question.teaching.tell(question.cores, input, question.teaching.session(question.models, user, 0), seen)
         return True
-    joined = window.take(prediction.id if type(prediction) is Answer else _id_of(prediction), question.name)
+    id = prediction.id if type(prediction) is Answer else _id_of(prediction)
+    try:
+        joined = window.take(id, question.name)
+    except UnknownPrediction:
+        if window.forwarding is None or not (node := window.forwarding.node_of(id)):
+            raise
+        told = Told(question.name, [id], [truth.label], truth.score, weight, alone=True)
+        return window.forwarding.tell(node, told).counted == 1
     if joined is None:
         return False
     learner, user = joined.learner, joined.user
@@ -62,7 +72,7 @@ def observe(
     learner.states.commit(number)
     _tell_watcher(learner, seen)
     if question.teaching.active:
-        question.teaching.tell_of(question.taught, _id_of(prediction), seen)
+        question.teaching.tell_of(question.taught, id, seen)
     return True
 
 
@@ -79,13 +89,46 @@ def observe_many(
     _same_length(length_of("predictions", predictions), labels)
     column = label_column(labels)
     ids = [prediction.id if type(prediction) is Answer else _id_of(prediction) for prediction in predictions]
-    places, found, unknown = window.take_many(ids, question.name)
-    told = column.tolist() if isinstance(column, np.ndarray) else column
-    told = [told[i] for i in places] if len(places) < len(ids) else told
+    places, found, missing = window.take_many(ids, question.name)
+    listed = column.tolist() if isinstance(column, np.ndarray) else column
+    told = [listed[i] for i in places] if len(places) < len(ids) else listed
     told = _learn_joined(found, told)
     for i, joined, label in zip(places, found, told, strict=True) if question.teaching.active else ():
         question.teaching.tell_of(question.taught, ids[i], joined.observation(Truth(label), 1.0))
-    return Counted(len(found), len(ids) - len(found) - unknown, unknown)
+    away = _tell_others(question.name, window, ids, listed, missing) if missing and window.forwarding else Reply()
+    elsewhere = away.counted + away.duplicates
+    duplicates = len(ids) - len(found) - len(missing) + away.duplicates
+    return Counted(len(found) + away.counted, duplicates, len(missing) - elsewhere)
+
+
+def _tell_others(application: str, window: Window, ids: Sequence[str], labels: Sequence[Any], missing: list[int]) -> Reply:
+    """Tell the servers that gave the answers at these places; -> how many count, and were told before."""
+    total = Reply()
+    assert window.forwarding is not None
+    for node, places in by_node(window.forwarding, ids, missing).items():
+        try:
+            reply = window.forwarding.tell(node, Told(application, [ids[i] for i in places], [labels[i] for i in places]))
+        except UnknownPrediction:  # that server has ended
+            continue
+        total.counted += reply.counted
+        total.duplicates += reply.duplicates
+    return total
+
+
+def observe_for_others(question_of: Callable[[str], Question], told: Told) -> Reply:
+    """Learn what another server was told about answers of this one. Raises nothing."""
+    try:
+        question = question_of(told.application)
+        if told.alone:
+            counts = observe(question, told.ids[0], None, None, Truth(told.labels[0], told.score), told.weight)
+            return Reply(counted=1) if counts else Reply(duplicates=1)
+        counted = observe_many(question, told.ids, told.labels)
+        return Reply(counted.counted, counted.duplicates, counted.unknown)
+    except ClipperError as error:
+        return refusal(error)
+    except Exception as error:
+        _log.exception("feedback that another server took could not be learned from")
+        return Reply(error="StoreError", message=f"the server that answered could not learn from it: {type(error).__name__}.")
 
 
 def _same_length(n: int, labels: Sequence[Any]) -> None:
@@ -310,4 +353,3 @@ def _asked_again(
     if truth.known:
         truth = Truth(fitted_label(truth.label, [said.output for said in heard.values()]))
     return Observation(plan, heard, truth, answer, weight)
-

@@ -1,7 +1,6 @@
 """Applications, and sets of candidate models, resolved to running models: as queries see them."""
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,7 +45,7 @@ class Questions:
         self._teaching = teaching
         self._deciding = deciding
         self._tallies: dict[str, Tally] = {}
-        self._node = secrets.token_hex(4)
+        self._node = learning.node
         self._by_name: dict[str, Question] = {}
         self._candidates: dict[tuple[Any, ...], Question] = {}
         self._refused: dict[VersionedModel, Snapshot] = {}  # floors of guaranteed times: their latencies then

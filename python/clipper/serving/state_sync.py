@@ -82,6 +82,8 @@ class StateSync:
         an observation before which a context began that is not there yet; in a replay that context would find it too old.
         """
         states = self._states
+        if states.refusal:
+            raise StoreError(states.refusal)
         with self._flushing:
             with states.lock:
                 contexts = [key for key in states.dirty if key[1] != SHARED]

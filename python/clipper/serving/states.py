@@ -218,6 +218,7 @@ class States:
         self._reader: threading.Thread | None = None
         self._hurried = False  # once it is up, nobody waits for the store
         self._away = False  # since the start
+        self.refusal = ""  # why nothing may be written to the store any more
 
     # -- learners
 
@@ -430,6 +431,10 @@ class States:
         """Start the thread that writes behind, if it does not run and the store is not away since the start."""
         if not self._away:
             self._sync.start_writing()
+
+    def stop_writing(self, why: str) -> None:
+        """Write nothing to the store any more: what is learned stays in the journal."""
+        self.refusal = why
 
     def flush(self) -> None:
         """Write every dirty state to the store, then forget what the journal need not keep. StoreError."""
