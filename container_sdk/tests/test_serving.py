@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from clipper_container.serve import Options
+from clipper_container.transport import Backoff
 
 MODELS = '''
 import sys
@@ -485,3 +486,11 @@ def test_version_1_fixed_rows_are_aligned_and_a_failure_closes(tmp_path, code):
 def test_a_container_asks_for_checksums_over_tcp_only(address, asks):
     options = Options("m")
     assert bool(options.hello(address).get("crc")) is asks
+
+
+def test_containers_with_one_process_id_do_not_dial_again_at_the_same_times():
+    """In an image each of them is process 1."""
+    one, other = ([pauses.next_s() for _ in range(20)] for pauses in (Backoff(), Backoff()))
+    assert one != other
+    for pauses in (one, other):
+        assert all(0.5 * s <= pause <= s for pause, s in zip(pauses, [min(10.0, 0.1 * 2**i) for i in range(20)], strict=True))

@@ -18,8 +18,8 @@ from clipper_core.allocation cimport make
 from clipper_core.delivery cimport Mailbox, mailbox_arm, mailbox_look_at_all
 from clipper_core.engine cimport Engine
 from clipper_core.future cimport Future, future_at_once, future_new
-from clipper_core.http_line cimport (LINE, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news, line_close,
-                                     line_drain, line_look, line_open, line_read, line_settle)
+from clipper_core.http_line cimport (LINE, TURN_BYTES, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news,
+                                     line_close, line_drain, line_look, line_open, line_read, line_settle)
 from clipper_core.http_route cimport HotRoute, HotTable
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, EPOLLOUT,
                                    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd,
@@ -255,6 +255,8 @@ cdef void _handle(Worker* w, const epoll_event* event) noexcept nogil:
         line = w.lines[tag]
         if line == NULL:
             return
+        if line.full and line.out.size() == 0 and w.turn_bytes >= TURN_BYTES:
+            return                          # the others come first; epoll tells of it again
         if event.events & EPOLLOUT:
             line_settle(w, line)
         elif event.events & EPOLLIN or line.watched & EPOLLIN:
@@ -273,10 +275,11 @@ cdef void _look(Worker* w) noexcept nogil:
 cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
     cdef epoll_event[EVENTS_MAX] events
     cdef u64 now = monotonic_us(), second
-    cdef int i, n
+    cdef int i, k, n
     cdef int first = -1
     n = epoll_wait_us(w.epoll_fd, events, EVENTS_MAX, until_us - now if until_us > now else 0)
     w.now_us = monotonic_us()
+    w.turn_bytes, w.turns = 0, w.turns + 1
     second = wall_s()
     if second != w.date_s:
         w.date_s = second
@@ -287,8 +290,9 @@ cdef void _turn(Worker* w, u64 until_us) noexcept nogil:
     if first >= 0:
         _handle(w, &events[first])
     for i in range(n):
-        if i != first:
-            _handle(w, &events[i])
+        k = <int> ((i + w.turns) % <u64> n)     # another begins in each turn
+        if k != first:
+            _handle(w, &events[k])
     if w.later.size():
         _obey_later(w)
     _news(w)

@@ -90,6 +90,8 @@ cdef cppclass Worker:
     TableState* table
     u64 version                 # of the orders that were seen
     u64 now_us
+    u64 turn_bytes              # of responses made in this turn
+    u64 turns
     int listener                # -1: another worker listens, or nobody any more
     bint draining
     bint stopping
@@ -100,6 +102,9 @@ cdef cppclass Worker:
     u64 date_s
     atomic[u64] count           # its lines
     void (*obey)(Worker* w) noexcept nogil          # look at the post for another table
+
+cdef enum:
+    TURN_BYTES = 65536          # of responses of one turn, after which those who ask one request after another wait
 
 cdef Line* line_open(Worker* w, int fd, u32 returns) noexcept nogil      # NULL: no memory; the descriptor is closed
 cdef void line_close(Worker* w, Line* line) noexcept nogil

@@ -42,8 +42,17 @@ cdef extern from *:
         int one = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     }
+    // The kernel, too, keeps no more than so many bytes that have not been sent: without it, megabytes for a client that does
+    // not read. Fails on a unix socket, whose buffer is small.
+    static inline void clipper_bound_unsent(int fd, unsigned long long bytes_max) {
+    #ifdef TCP_NOTSENT_LOWAT
+        int bound = bytes_max < 1 << 30 ? (int) bytes_max : 1 << 30;
+        setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bound, sizeof bound);
+    #endif
+    }
     """
     void clipper_send_at_once(int fd) noexcept nogil
+    void clipper_bound_unsent(int fd, u64 bytes_max) noexcept nogil
 
 cdef enum:
     BUFFER_BYTES = 262144       # of a read
@@ -94,6 +103,7 @@ cdef Line* line_open(Worker* w, int fd, u32 returns) noexcept nogil:
         return NULL
     line.fd, line.returns, line.since_us, line.watched = fd, returns, monotonic_us(), EPOLLIN
     clipper_send_at_once(fd)
+    clipper_bound_unsent(fd, w.shared.settings.unsent_bytes_max)
     event.events = EPOLLIN
     event.data.u64 = line.index
     w.shared.held.fetch_add(1, relaxed)
@@ -370,11 +380,11 @@ cdef u64 _parse(Worker* w, Line* line, const u8* at, u64 n) noexcept nogil:
     """Take the whole requests at the beginning of `at`; -> how many bytes they were."""
     cdef Head head
     cdef RouteState* route
-    cdef u64 used = 0, whole
+    cdef u64 used = 0, whole, before
     cdef int found
     line.full = False
     while used < n and not line.last and not line.starved:
-        if not _has_room(w, line):
+        if not _has_room(w, line) or (used and w.turn_bytes >= TURN_BYTES):
             line.full = True
             break
         found = head_read(at + used, n - used, &head)
@@ -390,9 +400,11 @@ cdef u64 _parse(Worker* w, Line* line, const u8* at, u64 n) noexcept nogil:
         whole = head.bytes + head.body_bytes
         if whole > n - used:
             break
+        before = line.out.size() + line.ready_bytes
         if not _request(w, line, route, &head, at + used + head.bytes):
             line.leaving = True
             break
+        w.turn_bytes += line.out.size() + line.ready_bytes - before
         used += whole
     return used
 
@@ -488,7 +500,7 @@ cdef void line_settle(Worker* w, Line* line) noexcept nogil:
         return
     if sent and not _send(w, line):
         return
-    if line.full and line.out.size() == 0 and _has_room(w, line) and not line.last:
+    if line.full and line.out.size() == 0 and _has_room(w, line) and not line.last and w.turn_bytes < TURN_BYTES:
         _advance(w, line)
         if line.out.size() and not _send(w, line):
             return

@@ -427,7 +427,7 @@ def answered_by(server: clipper.ClipperServer, pattern: str) -> int:
 
 @pytest.mark.parametrize("strange", [False, True])
 def test_a_client_that_does_not_read_is_not_answered_on(server: clipper.ClipperServer, strange: bool) -> None:
-    """64 KiB of requests for a cached answer of 500 kB: some of them are answered, and others are served meanwhile."""
+    """64 KiB of requests for a cached answer of 500 kB: few of them are answered, and others are served meanwhile."""
     one = request("/api/big/predict", '{"input":[1]}', strange)
     exchanged(server, one)
     before = answered_by(server, "/api/{}/predict")
@@ -438,7 +438,7 @@ def test_a_client_that_does_not_read_is_not_answered_on(server: clipper.ClipperS
         for _ in range(20):
             (reply,) = exchanged(server, request("/api/total/predict", '{"input":[1,2,3]}', strange))
             assert b'"output":6.0' in reply
-        assert answered_by(server, "/api/{}/predict") - before < 20 + 64 < count
+        assert answered_by(server, "/api/{}/predict") - before <= 20 + 4 < count, "neither here nor in the kernel"
         received = 0
         while received < 64 * 500_000:
             piece = line.recv(1 << 20)

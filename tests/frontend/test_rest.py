@@ -83,7 +83,10 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "NaN": (b'{"input": [1,2,NaN]}', "byte"),
     "Infinity": (b'{"input": [1,2,Infinity]}', "byte"),
     "beyond a double": (b'{"input": [1,2,1e999]}', "Number out of range"),
+    "digits without end": (b'{"input": [1,2,' + b"9" * 5000 + b"]}", "Number out of range"),
     "a lone surrogate": (b'{"input": [1,2,3], "user": "\\ud800"}', "no JSON"),
+    "a lone low surrogate": (b'{"input": [1,2,3], "user": "\\udc00"}', "no JSON"),
+    "surrogates in the wrong order": (b'{"input": [1,2,3], "user": "\\udc00\\ud800"}', "no JSON"),
     "no UTF-8": (b'{"input": [1,2,3], "user": "\xff"}', "utf-8"),
     "deep": (b'{"input": ' + b"[" * 100_000, "nested too deeply"),
     "many": (b'{"inputs": [' + b"[1,2,3]," * 1024 + b"[1,2,3]]}", "http.queries_max"),
@@ -94,6 +97,28 @@ WRONG: dict[str, tuple[bytes, str]] = {
 def test_what_is_wrong_is_named(query: Ask, name: str) -> None:
     body, part = WRONG[name]
     assert part in is_problem(query("POST", PREDICT, body), 400)["error"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://elsewhere"}], ids=["compiled", "python"])
+@pytest.mark.parametrize(
+    ("body", "output"),
+    [
+        (b'{"input": [9,9,9], "input": [1,2,3]}', 6.0),
+        (b'{"input": [9,9,9], "user": "a", "input": [1,2,3], "user": "b"}', 6.0),
+        (b'{"inputs": [[9,9,9]], "inputs": [[1,2,3]]}', 6.0),
+        (b'{"input": [1,2,"x"], "input": [1,2,3]}', 6.0),
+        (b'{"input": [1,2,3], "input": [1,2,"x"]}', None),
+    ],
+)
+def test_of_members_with_the_same_name_the_last_holds(
+    query: Ask, headers: dict[str, str], body: bytes, output: float | None
+) -> None:
+    """None: it is refused."""
+    reply = query("POST", PREDICT, body, headers)
+    if output is None:
+        is_problem(reply, 400)
+    else:
+        assert [one["output"] for one in reply.json.get("predictions", [reply.json])] == [output]
 
 
 def test_a_name_that_is_nearly_right(query: Ask) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 import clipper
 from clipper.errors import ConfigError, StoreError
-from clipper.store import Event, Put, RedisStore, open_store, redis
+from clipper.store import Event, Put, Record, RedisStore, open_store, redis
+from clipper.testing import wait_until
 
 RedisServer = Any  # conftest.py has it
 
@@ -76,6 +78,52 @@ def test_a_read_only_server_refuses_and_keeps(own_redis: RedisServer) -> None:
         with pytest.raises(StoreError, match="refused"):
             store.put("a", b"2")
         assert [record.value for record in store.range("")[0]] == [b"1"]
+
+
+@pytest.mark.parametrize("how", ["out of memory", "busy with a script", "loading"])
+def test_a_server_that_answers_by_a_refusal_is_an_error_and_keeps(own_redis: RedisServer, how: str) -> None:
+    """As of the server's own words: OOM, BUSY and LOADING. What was acknowledged before is there afterwards."""
+    with RedisStore(own_redis.url) as store:
+        store.put("a", b"1")
+        with refusing(own_redis, store._redis, how) as words:
+            with pytest.raises(StoreError, match=words):
+                store.put("a", b"2")
+            if how != "out of memory":
+                with pytest.raises(StoreError, match=words):
+                    store.get("a")
+        assert store.range("") == ([Record("a", b"1", 1, 1, 1)], 1)
+        store.put("a", b"3")
+
+
+@contextlib.contextmanager
+def refusing(server: RedisServer, control: Any, how: str) -> Iterator[str]:
+    """Have the server refuse within; gives what its refusal says."""
+    if how == "out of memory":
+        control.config_set("maxmemory", "1")
+        yield "refused: .*maxmemory"
+        control.config_set("maxmemory", "0")
+    elif how == "busy with a script":
+        control.config_set("busy-reply-threshold", "1")
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(server.url.removeprefix("unix://"))
+            line.sendall(b'EVAL "while true do end" 0\r\n')
+            wait_until(lambda: server._ask("PING").startswith(b"-BUSY"))
+            yield "refused: .*BUSY|refused: .*busy"
+            control.script_kill()
+            wait_until(lambda: server._ask("PING") == b"+PONG")
+    else:
+        draw = random.Random(1)
+        control.mset({f"filler:{i}": draw.randbytes(100) for i in range(1000)})
+        control.bgrewriteaof()  # the delay below is of keys in a snapshot
+        wait_until(lambda: control.info("persistence")["aof_base_size"] > 100_000)
+        server.kill()
+        starting = threading.Thread(
+            target=server.start, args=("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024")
+        )
+        starting.start()
+        wait_until(lambda: server.process.poll() is None and server._ask("PING").startswith(b"-LOADING"))
+        yield "loading"
+        starting.join()
 
 
 def test_a_server_that_lost_its_memory_resets_its_watches(own_redis: RedisServer) -> None:

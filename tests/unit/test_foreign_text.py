@@ -16,6 +16,8 @@ from clipper.foreign_text import LINE_CHARS_MAX, Sampler, last_line
         ("No such file: '/srv/secret/models/w.bin'", "No such file: 'w.bin'"),
         ("see http://host/a/b and 3/4", "see http://host/a/b and 3/4"),
         ("naïve: 数", "naïve: 数"),
+        ("KeyError: <object object at 0x7f16cfda6b80>", "KeyError: <object object at 0x...>"),
+        ("OSError: code 0xC0000005", "OSError: code 0xC0000005"),
     ],
 )
 def test_a_models_words_are_made_fit_for_a_terminal_and_a_client(said: str, shown: str) -> None:

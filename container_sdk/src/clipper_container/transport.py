@@ -173,7 +173,7 @@ class Backoff:
 
     def __init__(self, s_min: float = BACKOFF_S_MIN, s_max: float = BACKOFF_S_MAX) -> None:
         self._s_min, self._s_max = s_min, s_max
-        self._random = random.Random(os.getpid())
+        self._random = random.Random()  # not by the process's id: in its image each container is process 1
         self.reset()
 
     def reset(self) -> None:

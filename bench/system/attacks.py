@@ -1,0 +1,174 @@
+"""Attacks: how long a client that behaves well waits while another attacks the server, and how much memory that takes.
+
+The server, the client and the attacker have a process each. The client sends a query to a cheap model every 5 ms over a
+connection of its own; a latency counts from when the query was due. Windows without and with the attack come in turns, in
+one run. The attacker is nice: it would be on another machine, and here it must not take the core that the server needs;
+what a process takes that only computes is the first row.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.harness import Goal, Row, row
+from bench.system.attackers import ATTACKS, Target, ask
+
+EVERY_S = 0.005
+TIMES, MORE_MS = 2.0, 5.0  # the goal: p99 under attack is at most so many times idle and so much more
+GROWTH_MIB = 64.0
+PATIENCE_S = 10.0
+NICE = 10
+WITH_KEYS = ("gzip", "unread-python")  # of other servers the compiled part answers plain queries
+MODULE = "bench.system.attackers"
+
+
+@dataclass
+class Window:
+    """Latencies in milliseconds, from when each query was due. bad: answers that were errors or the default."""
+
+    latency_ms: list[float] = field(default_factory=list)
+    bad: int = 0
+
+    @property
+    def p99_ms(self) -> float:
+        return sorted(self.latency_ms)[int(0.99 * len(self.latency_ms))]
+
+
+class Client:
+    """One keep-alive connection; queries at their times, one after another: a late answer makes the next ones late."""
+
+    def __init__(self, target: Target) -> None:
+        host, _, port = target.http.rpartition(":")
+        self._target, self._count = target, 0
+        self._line = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def ask_for(self, seconds: float, into: Window) -> None:
+        """Ask for `seconds`. Raises OSError where no answer comes within 10 s."""
+        begun = time.perf_counter()
+        for i in range(int(seconds / EVERY_S)):
+            due = begun + i * EVERY_S
+            if (ahead := due - time.perf_counter()) > 0:
+                time.sleep(ahead)
+            answer = self._ask()
+            into.latency_ms.append((time.perf_counter() - due) * 1000)
+            into.bad += not answer.startswith(b"HTTP/1.1 200") or b'"default":true' in answer
+
+    def _ask(self) -> bytes:
+        self._count += 1
+        body = b'{"input": [1.0, 2.0, 3.0, %d.0]}' % self._count
+        self._line.sendall(ask(self._target, "/api/cheap/predict", body))
+        answer = b""
+        while (end := answer.find(b"\r\n\r\n")) < 0 or len(answer) < end + 4 + _length(answer[:end]):
+            piece = self._line.recv(65536)
+            if not piece:
+                raise ConnectionError("the server closed the client's connection")
+            answer += piece
+        return answer
+
+
+def _length(head: bytes) -> int:
+    at = head.lower().index(b"content-length:")
+    return int(head[at + 15 :].split(b"\r\n", 1)[0])
+
+
+class Attacker:
+    """A process that attacks when it is told to."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", MODULE, name, json.dumps(target)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(NICE) and None
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._in, self._out = self._process.stdin, self._process.stdout
+        self._out.readline()
+
+    def begin(self, seconds: float) -> None:
+        self._in.write(f"{seconds}\n")
+        self._in.flush()
+
+    def end(self) -> int:
+        """Wait until it has ended; how many times it did what it does."""
+        return int(self._out.readline())
+
+    def close(self) -> None:
+        self._in.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._out.close()
+
+
+@contextlib.contextmanager
+def served(keys: bool = False) -> Iterator[Target]:
+    """A server in a process of its own, from the root of the repository. keys: whether its clients need one."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-W", "ignore", "-m", MODULE, "server", *(["keys"] if keys else [])]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=root
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        yield Target(*json.loads(process.stdout.readline()))
+        process.stdin.close()
+
+
+def memory_mib(pid: int, line: str) -> float:
+    """VmRSS, or VmHWM, the most since `forget_peak`."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition(f"{line}:")[2].split()[0]) / 1024
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def measure(name: str, target: Target, turns: int, seconds: float) -> list[Row]:
+    """The rows of one attack."""
+    idle, attacked, count = Window(), Window(), 0
+    with contextlib.closing(Client(target)) as client, contextlib.closing(Attacker(name, target)) as attacker:
+        client.ask_for(seconds / 4, Window())
+        forget_peak(target.pid)
+        before = memory_mib(target.pid, "VmRSS")
+        for _ in range(turns):
+            client.ask_for(seconds, idle)
+            attacker.begin(seconds + 0.1)
+            time.sleep(0.05)
+            client.ask_for(seconds, attacked)
+            count += attacker.end()
+        growth = memory_mib(target.pid, "VmHWM") - before
+    return rows_of(ATTACKS[name][1], idle, attacked, growth, count, is_control=name == "compute")
+
+
+def rows_of(title: str, idle: Window, attacked: Window, growth: float, count: int, is_control: bool) -> list[Row]:
+    bound = Goal("value_at_most", TIMES * idle.p99_ms + MORE_MS)
+    note = f"{title}: {count} times; longest {max(attacked.latency_ms):.1f} ms, idle {max(idle.latency_ms):.1f} ms; "
+    note += f"{attacked.bad} of {len(attacked.latency_ms)} answers bad"
+    p99 = row(f"{title}: p99", attacked.p99_ms, "ms", "idle", idle.p99_ms, None if is_control else bound, note)
+    if is_control:
+        return [p99]
+    return [p99, row(f"{title}: memory", growth, "MiB", goal=Goal("value_at_most", GROWTH_MIB))]
+
+
+def main(quick: bool, rows: list[str] | None = None) -> list[Row]:
+    """rows: names of attacks, of ATTACKS in attackers.py; None: all."""
+    turns, seconds = (1, 0.5) if quick else (3, 2.0)
+    found = []
+    for name in rows or ATTACKS:
+        with served(keys=name in WITH_KEYS) as target:
+            found += measure(name, target, turns, seconds)
+    return found
