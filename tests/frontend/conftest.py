@@ -104,6 +104,9 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def get_extra_info(self, name: str) -> None:
+        """There is no socket."""
+
     def write(self, data: bytes) -> None:
         assert not self.closed
         assert not self.eof, "written after the end"

@@ -19,8 +19,10 @@ away.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -49,11 +51,20 @@ from clipper_core.http_door import Door
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # Python 3.11 does not name it; 25: Linux
 _WORKER_FROM = 1 << 20  # bytes of a body whose JSON would hold up the others
 PIECE_BYTES = 16 << 10  # that the parser is fed at once
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY = range(3)
 _PLAIN_FOR_RETURN = 2  # requests in a row of the door's kind, before it has the connection back; twice as many each time
+
+
+def _bound_unsent(transport: asyncio.Transport, bytes_max: int) -> None:
+    """Have the kernel keep no more bytes that are not sent: it would take megabytes for a client that does not read."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):  # another system, or no TCP
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, min(bytes_max, 1 << 30))
 
 
 class _Methods(dict[bytes, str]):
@@ -156,6 +167,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of TCP there is no other
         self._transport = transport
         service = self.service
+        _bound_unsent(transport, service.settings.unsent_bytes_max)
         self._since_s = service.now_s
         service.connections.add(self)
         service.changed()
