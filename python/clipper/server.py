@@ -36,6 +36,7 @@ from clipper.serving.collector import Collector
 from clipper.serving.deciding import Deciding
 from clipper.serving.dispatch import Dispatch
 from clipper.serving.ear import Ear
+from clipper.serving.engine_memory import EngineMemory
 from clipper.serving.engines import Engines
 from clipper.serving.learning import Learning
 from clipper.serving.models import RunningModels
@@ -75,6 +76,7 @@ class ClipperServer(Streaming, Joining, Applying):
         self._closed = False
         self._log: JsonLog | None = None
         self._engines = Engines(config)
+        self._engine_memory = EngineMemory()
         self._dir = StateDir(config.server.state, config.server.folder)
         try:
             state, bytes_max = config.server.state, config.limits.state_bytes_max
@@ -87,7 +89,7 @@ class ClipperServer(Streaming, Joining, Applying):
             self._dir.close()
             raise
         self._dispatch = Dispatch(*self._engines)
-        running = RunningModels(self._engines.of, config.limits)
+        running = RunningModels(self._engines.of, config.limits, self._engine_memory.prepare)
         self._running_models = running
         self._token = config.server.token or secrets.token_urlsafe(24)
         self._deployment = Deployment(
@@ -213,6 +215,7 @@ class ClipperServer(Streaming, Joining, Applying):
         self._rolling.stop()
         self._deployment.refuse_new()
         self._stop_streams(until - time.monotonic())
+        self._engine_memory.stop()
         self._engines.refuse_new()
         while self._engines.in_flight() and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)

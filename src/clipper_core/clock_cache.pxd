@@ -32,6 +32,9 @@ cdef void cache_prefetch(const CacheState* cache, const Key* key) noexcept nogil
 cdef void cache_fill(CacheState* cache, const Key* key, const Value* value) noexcept nogil  # takes its own reference
 cdef bint cache_forget(CacheState* cache, const Key* key) noexcept nogil    # False: it was not there
 # ^ what is being evaluated may still come in under it: who forgets for good asks under another key from then on
+cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil
+# ^ the pages of a stretch of the table that begins with bucket `start` are there afterwards, so that no fill waits for them;
+#   nothing changes. -> the bucket to go on with; 0: the table ends. It may take milliseconds: not for the loop
 cdef u64 cache_bytes(const CacheState* cache) noexcept nogil
 cdef u64 cache_entries(const CacheState* cache) noexcept nogil
 cdef u64 cache_evictions(const CacheState* cache) noexcept nogil

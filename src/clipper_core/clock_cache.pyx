@@ -16,6 +16,10 @@ before it enters and given back after it has left, so the bound holds at every m
 second hand turns over the buckets that hold blobs (a bit map names them) and takes those not referenced since its last
 turn; its work for one fill is bounded, and a blob that still finds no room is not cached.
 
+Pages of the table that nobody has written to do not exist yet, and the first write to one waits for
+the system: 10 us, or some ms for a huge page. So a server writes to all of them (`cache_touch`), on a
+thread of its own, as soon as it has a model whose predictions are cached.
+
 A lookup never waits: when it meets one writer after another it answers "miss". A blob is handed out under its bucket's
 lock, because between reading the pointer and counting the reference an eviction could free it.
 
@@ -65,12 +69,15 @@ cdef extern from "clock_cache.hpp" namespace "clipper" nogil:
     bint bucket_holds(const Bucket& bucket, u8 tag) noexcept
     int first_bit(u64 word) noexcept
     void map_write(atomic[u64]* words, u64 index, bint set) noexcept
+    void bucket_touch(Bucket& bucket) noexcept
     void fetch_lines(const void* bucket) noexcept
     void* pages_new(size_t nbytes) noexcept
     void pages_free(void* pages, size_t nbytes) noexcept
 
 cdef enum:
     BUCKET_BYTES = 128
+    PAGE_BUCKETS = 32       # in the smallest page that a machine has, 4 KiB
+    TOUCH_BUCKETS = 16384   # 2 MiB: a call takes 0.1 to 10 ms where none of it was touched before
     BLOB_OVERHEAD = 64      # header and allocator, counted with a blob's bytes
     SWEEP_VISITS = 64       # buckets that one fill may search for blobs to evict,
     SWEEP_WORDS = 256       # and words of 64 buckets each that it may skip on the way
@@ -140,6 +147,15 @@ cdef void cache_free(CacheState* cache) noexcept nogil:
                     blob_drop(<Blob*> held.word)
     pages_free(cache.table, cache.pages_bytes)
     free(cache)
+
+
+cdef u64 cache_touch(CacheState* cache, u64 start) noexcept nogil:
+    cdef u64 i = start, buckets = cache.mask + 1
+    cdef u64 end = start + min(<u64> TOUCH_BUCKETS, buckets - min(start, buckets))
+    while i < end:
+        bucket_touch(cache.table[i])
+        i += PAGE_BUCKETS
+    return end if end < buckets else 0
 
 
 # -- looking up -------------------------------------------------------------------------------------------------------
@@ -539,3 +555,12 @@ cdef class ClockCache:
     @property
     def evictions(self):
         return cache_evictions(self.state)
+
+    def touch(self, u64 start=0):
+        """Have the system find memory for a stretch of the table that begins with bucket `start`.
+
+        What it holds stays as it is. -> the bucket to go on with, 0 after the last stretch.
+        """
+        with nogil:
+            start = cache_touch(self.state, start)
+        return start

@@ -8,7 +8,8 @@ from posix.unistd cimport close
 
 from clipper_core.asking cimport asking_close
 from clipper_core.batcher cimport TIMINGS_MAX
-from clipper_core.clock_cache cimport Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new, policy_of
+from clipper_core.clock_cache cimport (Policy, cache_bytes, cache_entries, cache_evictions, cache_free, cache_new,
+                                       cache_touch, policy_of)
 from clipper_core.delivery cimport ENGINES_MAX, delivery_flush, delivery_kill
 from clipper_core.histogram cimport histogram_snapshot
 from clipper_core.lane cimport lane_close, lanes_free, lanes_new, takers_end
@@ -18,6 +19,7 @@ from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, acquire, aligned_n
                                    monotonic_us, relaxed, release, seq_cst, u8, u32, u64)
 from clipper_core.model_state cimport (ModelState, departed_free, departed_init, model_state_clear, model_state_free,
                                        model_state_init)
+from clipper_core.pending cimport pending_touch
 from clipper_core.replica cimport PROFILE_BUCKETS, Gauge, replica_free
 from clipper_core.ring cimport ring_free, ring_new, ring_row, spsc_free, spsc_new
 from clipper_core.row_hash cimport variant_best
@@ -394,6 +396,18 @@ cdef class Engine:
     def kill(self, int status):
         """After a fork: this copy is dead, its threads live in the parent."""
         self.delivery.kill(status)
+
+    def touch_cache(self, u64 start=0):
+        """`ClockCache.touch` of the engine's cache. Threads: any but a loop's, as it may take milliseconds."""
+        with nogil:
+            start = cache_touch(self.state.cache, start)
+        return start
+
+    def touch_pending(self, u64 start=0):
+        """`Pending.touch` of the table of evaluations in flight. Threads: as for touch_cache."""
+        with nogil:
+            start = pending_touch(self.state.lanes.pending, start)
+        return start
 
     def now_us(self):
         """The engine's time: the monotonic clock, or what step was last told."""

@@ -1,4 +1,4 @@
-# Evaluations in flight: key -> ticket of the task that evaluates it. Threads: the loop; pending_has: any.
+# Evaluations in flight: key -> ticket of the task that evaluates it. Threads: the loop; pending_has, pending_touch: any.
 from clipper_core.machine cimport u64
 from clipper_core.row_hash cimport Key
 from clipper_core.status cimport Status
@@ -7,6 +7,8 @@ cdef struct PendingTable      # pending.pyx
 
 cdef PendingTable* pending_new(u64 entries_max) noexcept nogil
 cdef void pending_free(PendingTable* table) noexcept nogil
+cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil
+# ^ as cache_touch: memory for a stretch from slot `start` on. -> the slot to go on with; 0: the table ends
 cdef u64 pending_find(const PendingTable* table, const Key* key) noexcept nogil       # 0: nobody evaluates it
 cdef Status pending_put(PendingTable* table, const Key* key, u64 ticket) noexcept nogil   # or replace; ticket != 0
 cdef void pending_remove(PendingTable* table, const Key* key, u64 ticket) noexcept nogil  # if it still names this

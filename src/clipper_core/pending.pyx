@@ -12,6 +12,8 @@ from clipper_core.machine cimport CHECK, acquire, aligned_new, atomic, relaxed, 
 from clipper_core.status cimport FULL, OK, raise_for
 
 cdef enum:
+    PAGE_FLIGHTS = 128          # fewer than a page of 4 KiB has
+    TOUCH_FLIGHTS = 65536       # 1.5 MiB
     READS_MAX = 16              # of a table that changes meanwhile; then the answer is yes
 
 cdef cppclass Flight:
@@ -49,6 +51,16 @@ cdef void pending_free(PendingTable* table) noexcept nogil:
     if table != NULL:
         free(table.flights)
         free(table)
+
+
+cdef u64 pending_touch(PendingTable* table, u64 start) noexcept nogil:
+    cdef u64 i = start, size = table.mask + 1, ticket
+    cdef u64 end = start + min(<u64> TOUCH_FLIGHTS, size - min(start, size))
+    while i < end:
+        ticket = table.flights[i].ticket.load(relaxed)
+        table.flights[i].ticket.compare_exchange_strong(ticket, ticket, relaxed)    # changes nothing
+        i += PAGE_FLIGHTS
+    return end if end < size else 0
 
 
 cdef inline u64 _pending_slot(const PendingTable* table, const Key* key) noexcept nogil:
@@ -115,7 +127,10 @@ cdef u64 pending_count(const PendingTable* table) noexcept nogil:
 
 
 cdef class Pending:
-    """Threads: one at a time, but for `has`. Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max`."""
+    """Threads: one at a time, but for `has` and `touch`.
+
+    Evaluations in flight: key (two 64-bit words) -> ticket; at most `entries_max` of them.
+    """
     cdef PendingTable* table
 
     def __cinit__(self, u64 entries_max):
@@ -125,6 +140,15 @@ cdef class Pending:
 
     def __dealloc__(self):
         pending_free(self.table)
+
+    def touch(self, u64 start=0):
+        """Have the system find memory for a stretch of the table that begins with slot `start`.
+
+        What it holds stays as it is. -> the slot to go on with, 0 after the last stretch. Threads: any.
+        """
+        with nogil:
+            start = pending_touch(self.table, start)
+        return start
 
     def find(self, u64 lo, u64 hi):
         """The ticket, or 0."""

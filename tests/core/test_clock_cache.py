@@ -1,8 +1,10 @@
 """The prediction cache beside its slow obvious twin: lists of ways, hands turned one step at a time."""
 
+import os
 import random
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clipper_core.clock_cache import POLICIES, VARIANTS, ClockCache, SharedBlob
+from tests.memory import resident_bytes
 from tests.sizes import sized
 
 WAYS = 5
@@ -541,3 +544,49 @@ def test_key_depends_on_content_not_on_address() -> None:
         row = rng.randbytes(length)
         shifted = memoryview(b"x" * (length % 13) + row + b"tail")[length % 13 :][:length]
         assert cache.key(3, row, 1) == cache.key(3, shifted, 1)
+
+
+def touch_all(cache: ClockCache) -> int:
+    """-> calls."""
+    calls, start = 1, cache.touch()
+    while start:
+        calls, start = calls + 1, cache.touch(start)
+    return calls
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is not told here")
+def test_fills_of_a_touched_cache_need_no_memory() -> None:
+    """The loop thread waits for none in a first burst."""
+    cache = ClockCache(64 << 20, seed=1)
+    table_bytes = 128 * cache.buckets
+    cache.fill(1, b"before", 1.0)
+    before = resident_bytes()
+    assert touch_all(cache) == table_bytes >> 21
+    touched = resident_bytes()
+    assert touched - before > 0.9 * table_bytes - (2 << 20), "the page of the first fill was there"
+    for k in range(5000):
+        cache.fill(1, struct.pack("q", k), k)
+    assert resident_bytes() - touched < 1 << 20
+    assert cache.lookup(1, b"before") == 1.0
+
+
+@pytest.mark.parametrize("bytes_max", [1, 1 << 12, 64 << 10, 3 << 20])
+def test_touching_changes_nothing(bytes_max: int) -> None:
+    cache = ClockCache(bytes_max, seed=1)
+    for k in range(1000):
+        cache.fill(1, struct.pack("q", k), k)
+    held = [cache.lookup(1, struct.pack("q", k)) for k in range(1000)]
+    assert touch_all(cache) == max(1, 128 * cache.buckets >> 21)
+    assert [cache.lookup(1, struct.pack("q", k)) for k in range(1000)] == held
+    assert cache.touch(cache.buckets) == 0
+    assert cache.touch(1 << 63) == 0
+    assert cache.touch((1 << 64) - 1) == 0
+
+
+def test_touching_disturbs_no_one() -> None:
+    cache = ClockCache(256 << 10, seed=1)
+    with ThreadPoolExecutor(4) as threads:
+        races = [threads.submit(cache.race, seed, sized(20_000, full=100_000), 512) for seed in range(3)]
+        while not all(race.done() for race in races):
+            touch_all(cache)
+    assert [race.result()[1] for race in races] == [0, 0, 0]

@@ -1,5 +1,6 @@
 """The evaluations in flight beside a dict."""
 
+import os
 import random
 import threading
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from clipper_core.pending import Pending
 from clipper_core.status import StatusError
+from tests.memory import resident_bytes
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,3 +65,57 @@ def test_other_threads_see_what_is_in_flight_while_entries_move() -> None:
     asking.join()
     assert not missed
     assert not table.has(6, 6)
+
+
+@pytest.mark.parametrize("entries_max", [0, 1, 1000, 1 << 17])
+def test_touching_changes_nothing(entries_max: int) -> None:
+    table = Pending(entries_max)
+    rng = random.Random(3)
+    keys = {(rng.getrandbits(64), k): k + 1 for k in range(min(entries_max, 500))}
+    for key, ticket in keys.items():
+        table.put(*key, ticket)
+    start = table.touch()
+    while start:
+        start = table.touch(start)
+    assert {key: table.find(*key) for key in keys} == keys
+    assert len(table) == len(keys)
+    assert table.touch((1 << 64) - 1) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is not told here")
+def test_a_touched_table_needs_no_memory() -> None:
+    """The loop thread waits for none in a first burst."""
+    table, rng = Pending(1 << 19), random.Random(1)
+    before, start, calls = resident_bytes(), table.touch(), 1
+    while start:
+        start, calls = table.touch(start), calls + 1
+    touched = resident_bytes()
+    assert (calls, touched - before > 0.9 * (24 << 20)) == (16, True)
+    for ticket in range(1, 5000):
+        table.put(rng.getrandbits(64), 1, ticket)
+    assert resident_bytes() - touched < 1 << 20
+
+
+def test_touching_disturbs_no_one() -> None:
+    """One thread touches while the loop's adds and removes."""
+    table, twin, rng, done = Pending(1000), dict[tuple[int, int], int](), random.Random(5), threading.Event()
+
+    def touch() -> None:
+        while not done.is_set():
+            table.touch()
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        for ticket in range(1, 5001):
+            key = (rng.randrange(16), 0)
+            if key in twin and rng.random() < 0.5:
+                table.remove(*key, twin.pop(key))
+            else:
+                table.put(*key, ticket)
+                twin[key] = ticket
+            assert table.find(*key) == twin.get(key, 0)
+    finally:
+        done.set()
+        thread.join()
+    assert len(table) == len(twin)

@@ -1,7 +1,6 @@
 """Predictions by value and by blob: what goes in through the cache or a reply comes out as it was, and memory comes back."""
 
 import gc
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from clipper_core.codec import Kind, encode_rows
 from clipper_core.engine import Engine
 from clipper_core.model import Model
+from tests.memory import resident_bytes
 
 World = Any  # tests/core/conftest.py
 DTYPES = ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"]
@@ -21,11 +21,6 @@ DTYPES = ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4
 
 def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(np.array_equal(left, right, equal_nan=isinstance(left, float)))
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 outputs = st.one_of(

@@ -11,6 +11,7 @@ import clipper
 from clipper.errors import ClipperError
 from clipper.testing import wait_until
 from clipper_core.status import Status
+from tests.memory import resident_bytes
 
 ROW = np.arange(4.0)
 ROW_MS = 1.0  # what one row costs the model below
@@ -21,11 +22,6 @@ def costly(xs):
 
     time.sleep(len(xs) * 0.001)
     return xs.sum(axis=1)
-
-
-def resident_bytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
 
 
 def offer(model, per_s, seconds, slo_ms):

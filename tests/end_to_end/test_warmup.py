@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import clipper
 from clipper.errors import InvalidInput
+from clipper.testing import wait_until
 from clipper_core.model import Model
 
 Deploy = Callable[..., Model]
@@ -36,6 +38,28 @@ def test_a_replica_has_run_before_it_is_ready(server: clipper.ClipperServer, dep
     assert replica["profile"], "its latency fit is seeded"
     assert replica["limit"] > 1
     assert model.predict(np.zeros(2)).result(10) > 3
+
+
+def loop_faults() -> int:
+    """How often a loop thread of this process has waited for the system to find memory."""
+    faults = 0
+    for thread in threading.enumerate():
+        if thread.name == "clipper-loop":
+            with open(f"/proc/self/task/{thread.native_id}/stat", encoding="ascii") as file:
+                faults += int(file.read().rpartition(") ")[2].split()[7])
+    return faults
+
+
+def test_the_loop_has_its_memory_before_the_first_burst() -> None:
+    """It wrote to 1500 pages of the cache and of the table of evaluations in flight that nobody had written to before."""
+    with clipper.start() as started:
+        model = started.deploy("first", lambda rows: rows[:, 0], input="f64[4]")
+        wait_until(lambda: all(thread.name != "clipper-memory" for thread in threading.enumerate()))
+        rows = np.random.default_rng(1).random((5000, 4))
+        before = loop_faults()
+        futures = [model.predict(row, slo_ms=60_000) for row in rows]
+        assert [future.result(60) for future in futures] == list(rows[:, 0])
+        assert loop_faults() - before < 1000
 
 
 def test_the_warm_up_can_be_turned_off(server: clipper.ClipperServer, deploy: Deploy) -> None:

@@ -28,10 +28,17 @@ class Running:
 
 
 class RunningModels:
-    """Threads: any. `engine_of` gives the engine that serves the model of a name."""
+    """Threads: any. `engine_of` gives the engine that serves the model of a name; `on_cached` is
+    told of the engine of each model whose predictions are cached."""
 
-    def __init__(self, engine_of: Callable[[str], Engine], limits: Limits) -> None:
+    def __init__(
+        self,
+        engine_of: Callable[[str], Engine],
+        limits: Limits,
+        on_cached: Callable[[Engine], None],
+    ) -> None:
         self._engine_of = engine_of
+        self._on_cached = on_cached
         self._limits = limits
         self._uids = itertools.count(1)
         self._guard = threading.Lock()
@@ -71,14 +78,16 @@ class RunningModels:
     def _make(self, model: Model, lane_rows: int = 0, unlisted: bool = False) -> CoreModel:
         output = InputType.parse(model.output)
         reads = self._reads_of(model)
+        engine = self._engine_of(model.name)
+        cached = model.cache and (reads is not None or not (model.reads or model.tables))
         core = CoreModel(
-            self._engine_of(model.name),
+            engine,
             str(model.id),
             next(self._uids),
             model.input.dtype,
             row_shape(model.input),
             slo_us=_MODEL_SLO_US,
-            cached=model.cache and (reads is not None or not (model.reads or model.tables)),
+            cached=cached,
             finite=model.finite,
             lane_rows=lane_rows or self._limits.queue_rows_max,
             lane_bytes_max=self._limits.queue_bytes_max,
@@ -88,6 +97,8 @@ class RunningModels:
             unlisted=unlisted,
         )
         core.on_untyped = _infer
+        if cached:
+            self._on_cached(engine)
         if reads is not None and self.watching is not None:
             forget = lambda key, number: core.forget(key[0], key[1], number)  # noqa: E731
             core.watch = self.watching.watched(reads, model.tolerance, self._limits.followed_max, forget)

@@ -18,7 +18,7 @@ def record(name="m", version=1, **fields):
 @pytest.fixture
 def running():
     engine = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024)
-    return RunningModels(lambda _: engine, Limits())
+    return RunningModels(lambda _: engine, Limits(), lambda _: None)
 
 
 def test_one_for_each_record(running):
@@ -28,6 +28,15 @@ def test_one_for_each_record(running):
     assert running.get(VersionedModel("m", 1)) is first
     assert running.ids() == {VersionedModel("m", 1), VersionedModel("m", 2)}
     assert {one.core.name for one in running} == {"m:1", "m:2"}
+
+
+def test_of_models_that_are_cached_the_engine_is_told():
+    engine, heard = Engine(manual_clock=True, cache_bytes_max=1 << 20, tasks_max=1024), []
+    running = RunningModels(lambda _: engine, Limits(), heard.append)
+    running.ensure(record(cache=False))
+    assert heard == []
+    running.ensure(record("n"))
+    assert heard == [engine]
 
 
 def test_a_changed_record_keeps_its_queue(running):

@@ -1,0 +1,9 @@
+"""How much memory this process has."""
+
+import os
+
+
+def resident_bytes() -> int:
+    """Resident memory, in bytes; Linux only."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
