@@ -191,7 +191,8 @@ def make(kind: str, core: str) -> None:
     except (OSError, ValueError):
         state = {}
     interpreter = digest(sys.version, os.path.realpath(sys.executable))
-    if not PYTHON.exists() or state.get("python", interpreter) != interpreter:
+    another = state.get("python", interpreter) != interpreter  # .venv was made by another Python
+    if not PYTHON.exists() or another:
         state = {}
     want = {
         "python": interpreter, "tools": digest(tools), f"packages-{kind}": digest(packages), "editable": metadata(),
@@ -202,7 +203,7 @@ def make(kind: str, core: str) -> None:
         if subprocess.run(build_core, cwd=ROOT, check=False).returncode:
             raise Failure("the core could not be compiled")
         return
-    clear = ["--clear"] if PYTHON.exists() and "python" in missing and STATE.exists() else []
+    clear = ["--clear"] if another else []
     venv = Step(
         f"Python {sys.version.split()[0]} in .venv",
         [sys.executable, "-m", "venv", *clear, str(VENV)],
@@ -229,7 +230,9 @@ def make(kind: str, core: str) -> None:
             for name, these in done.items():
                 if these[0] in now:
                     state[name] = want[name]
-            STATE.write_text(json.dumps(state))
+            partial = STATE.with_suffix(".partial")
+            partial.write_text(json.dumps(state))
+            partial.replace(STATE)
     progress.close()
 
 
