@@ -73,6 +73,7 @@ def test_nodes_on_ray_are_one_mesh_and_come_back_when_they_are_killed(cluster: P
         assert time.monotonic() < give_up, found
     assert found["starts"] == 2
     with clipper.connect(found["admin"]) as client:
+        client.mesh.ensure_loaded("m1", sync=True)  # its copy may have been the killed node's
         assert client.mesh.status("m1").status == "LOADED"
     assert cluster.end() == 0
     assert "2 nodes ended" in cluster.seen

@@ -113,7 +113,7 @@ def test_a_hello_that_the_server_fails_on_is_answered(node):
         ({"input": "?"}, "bad input type"),
         ({"protocol": 1, "input": "any"}, "protocol 1 must state an input type"),
         ({"replica": "x" * 60_000}, "cannot be read"),
-        ({"replica": -5}, "replica is -5: it is a whole number from 0"),
+        ({"replica": -5}, "replica is -5: replica is a whole number from 0"),
         ({"replica": 1 << 40}, "replica is 1099511627776"),
         ({"batch_max": -1}, "batch_max is -1"),
         ({"version": -1}, "version is -1"),
