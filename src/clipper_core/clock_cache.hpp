@@ -285,7 +285,6 @@ inline int first_bit(uint64_t word) { return __builtin_ctzll(word); }
 
 // -- memory ----------------------------------------------------------------------------------------------------------
 
-// What every fill writes, on a line of its own: the words beside it are read by every lookup.
 // Write to the bucket and change nothing: its page is there afterwards. No lock is needed, and none is disturbed.
 template <class Atomics>
 inline void bucket_touch(Bucket<Atomics>& b) {
@@ -293,6 +292,7 @@ inline void bucket_touch(Bucket<Atomics>& b) {
     b.sequence.compare_exchange_strong(sequence, sequence, std::memory_order_relaxed);
 }
 
+// What every fill writes, on a line of its own: the words beside it are read by every lookup.
 struct alignas(kLine) CacheMeters {
     std::atomic<uint64_t> blob_bytes, entries, evictions, blob_hand;
 };

@@ -220,5 +220,27 @@ struct BitMap : Scenario {
 };
 SCENARIO(BitMap, "clock_cache", blob_map, "three threads write a bit each of one word");
 
+// As clock_cache.pyx has the memory of a bucket there before it is used: a touch takes back nothing that a writer did.
+struct Touch : Scenario {
+    int writes;
+    Table table;
+    uint32_t begun, step;
+    Touch(int n) : writes(n) {
+        begun = table.bucket.sequence.peek();
+        table.put(1, 1);
+        step = table.bucket.sequence.peek() - begun;
+    }
+    int threads() const override { return 2; }
+    void run(int t) override {
+        if (t == 1) for (int i = 0; i < writes; ++i) table.put(1, 2 + i);
+        else clipper::bucket_touch(table.bucket);
+    }
+    void finish() override {
+        EXPECT(table.bucket.sequence.peek() == begun + step * (1 + writes), "a touch takes a write's sequence back");
+    }
+};
+SCENARIO(Touch, "clock_cache", seqlock_touch, "a bucket is touched while it is written", 1);
+SCENARIO(Touch, "clock_cache", seqlock_touch_twice, "a bucket is touched while it is written twice", 2);
+
 }  // namespace
 }  // namespace schedules
