@@ -39,7 +39,7 @@ TOKEN = "the token of management"
 
 
 class Target(NamedTuple):
-    """Where the server listens. key: with which its clients ask; containers: the address that they dial."""
+    """Addresses and secrets of the attacked server. key: of its clients; containers: the address that containers dial."""
 
     http: str
     admin: str

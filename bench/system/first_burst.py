@@ -39,8 +39,10 @@ def main(quick: bool) -> list[Row]:
 
 
 def bursts(slo_ms: float, cached: bool) -> list[tuple[float, float, int]]:
-    """Of the first burst after a deployment and of the one a second later: the share of defaults,
-    the longest latency in ms, and the page faults of the loop thread."""
+    """Measure the first burst after a deployment and one a second later.
+
+    Returns for each the share of defaults, the longest latency in ms, and the page faults of the loop thread.
+    """
     with clipper.start() as server:
         inputs = np.random.default_rng(1).random((2, QUERIES, 4))
         server.deploy("cheap", lambda rows: rows[:, 0], input="f64[4]", cache=cached)

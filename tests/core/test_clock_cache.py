@@ -1,6 +1,5 @@
 """The prediction cache beside its slow obvious twin: lists of ways, hands turned one step at a time."""
 
-import os
 import random
 import struct
 from collections.abc import Callable
@@ -554,7 +553,6 @@ def touch_all(cache: ClockCache) -> int:
     return calls
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is not told here")
 def test_fills_of_a_touched_cache_need_no_memory() -> None:
     """The loop thread waits for none in a first burst."""
     cache = ClockCache(64 << 20, seed=1)
