@@ -2,12 +2,29 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <new>
 #include <vector>
 
 namespace clipper {
 
-template <class T> T* make() noexcept { return new (std::nothrow) T(); }  // nullptr: there is no memory
+template <class T> T* make() noexcept {  // nullptr: there is no memory
+    try {
+        return new T();
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+// False: there is no memory, and nothing has changed.
+template <class T> bool try_push(std::deque<T>& items, const T& one) noexcept {
+    try {
+        items.push_back(one);
+        return true;
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+}
 
 // Makes room for `n` items, so that push_back up to there cannot fail. False: there is no memory, and nothing has changed.
 template <class T> bool make_room(std::vector<T>& items, std::size_t n) noexcept {

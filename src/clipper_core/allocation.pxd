@@ -1,8 +1,10 @@
 # Memory on paths that a peer can make grow: asked for without exceptions. Declared from allocation.hpp.
 #
 # Threads: any; a vector, one at a time.
+from libcpp.deque cimport deque
 from libcpp.vector cimport vector
 
 cdef extern from "allocation.hpp" namespace "clipper" nogil:
     T* make[T]() noexcept               # NULL: no memory
+    bint try_push[T](deque[T]& items, const T& one) noexcept    # False: no memory, and nothing has changed
     bint make_room[T](vector[T]& items, size_t n) noexcept      # push_back up to n items cannot fail then; False: no memory

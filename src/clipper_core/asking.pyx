@@ -8,7 +8,7 @@ A row that may be asked later is copied once, at submit, beside the hearing. It 
 as far as that is known at submit: lanes are made there. Its deadline is the query's.
 """
 from clipper_core.decider cimport ANSWER, ASK, NEVER_US, OUTSTANDING, UNASKED, RulingData, decider_may_extra
-from clipper_core.hearing cimport (hearing_close, hearing_decide, hearing_let_go, hearing_lock, hearing_refused, hearing_rule,
+from clipper_core.hearing cimport (NO_TICKET, hearing_close, hearing_decide, hearing_let_go, hearing_lock, hearing_refused, hearing_rule,
                                    hearing_submits, hearing_unlock, hearings_called, timers_add, timers_take)
 from clipper_core.histogram cimport count
 from clipper_core.lane cimport lanes_set_timer, taker_enters, taker_leaves
@@ -69,6 +69,8 @@ cdef void _set_timer(Lanes* lanes, Hearing* h, u64 until_us) noexcept nogil:
     if until_us >= h.slo_us or h.timer_us:
         return
     ticket = timers_add(lanes.timers, h)
+    if ticket == NO_TICKET:
+        return                  # no memory: what arrives still decides, and the deadline
     if lanes_set_timer(lanes, h.received_us + until_us, ticket):
         h.timer_us = until_us
     else:

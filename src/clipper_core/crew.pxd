@@ -14,6 +14,8 @@ cdef struct Trial:              # a row whose forecast is compared with what bec
     u64 drops                   # of the model until then
     bint sent
 
+ctypedef Replica* ReplicaPointer
+
 cdef cppclass Crew:
     vector[Replica*]* members
     vector[double]* free_us     # scratch of the forecast: from now on until each is free
@@ -33,7 +35,9 @@ cdef cppclass Crew:
     atomic[u64] slo_us
     atomic[u64] margin_1000
 
-cdef void crew_init(Crew* c) noexcept nogil
+cdef bint crew_init(Crew* c) noexcept nogil                      # all zeros; False: no memory
+cdef void crew_begin(Crew* c) noexcept nogil                     # all zeros but for its empty lists
+cdef bint crew_room(Crew* c) noexcept nogil                      # for one more member; False: no memory
 cdef void crew_free(Crew* c) noexcept nogil
 
 cdef bint replica_takes(const Replica* r) noexcept nogil                  # it may be given rows at all

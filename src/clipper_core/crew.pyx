@@ -25,6 +25,7 @@ forecast by row (each is its batch's), and a margin by class of SLO.
 """
 from clipper_core.admission cimport (Forecast, gate_close, gate_finish_us, gate_publish, margin_forget, margin_init, margin_learn,
                                      margin_now)
+from clipper_core.allocation cimport make, make_room
 from clipper_core.batcher cimport (Batcher, batcher_must_shed, batcher_predict_us, batcher_probe_us, batcher_room, batcher_second,
                                    batcher_size, batcher_within, batcher_worst_us)
 from clipper_core.machine cimport relaxed
@@ -44,11 +45,20 @@ cdef double WORTH = 0.5         # of a full batch's rows in the same time: room 
 cdef double BROKEN = 1.5        # a row on trial that was dropped counts as this much late
 
 
-cdef void crew_init(Crew* c) noexcept nogil:
-    c.members = new vector[Replica*]()
-    c.free_us = new vector[double]()
+cdef bint crew_init(Crew* c) noexcept nogil:
+    c.members = make[vector[ReplicaPointer]]()
+    c.free_us = make[vector[double]]()
+    crew_begin(c)
+    return c.members != NULL and c.free_us != NULL
+
+
+cdef void crew_begin(Crew* c) noexcept nogil:
     margin_init(&c.margin)
     c.margin_1000.store(1000, relaxed)
+
+
+cdef bint crew_room(Crew* c) noexcept nogil:
+    return make_room(c.members[0], c.members.size() + 1) and make_room(c.free_us[0], c.members.size() + 1)
 
 
 cdef void crew_free(Crew* c) noexcept nogil:

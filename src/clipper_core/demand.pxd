@@ -7,13 +7,16 @@ from clipper_core.machine cimport u64
 from clipper_core.status cimport Status
 from clipper_core.task cimport Lane, Lanes
 
+ctypedef Lane* LanePointer
+ctypedef Gate* GatePointer
+
 cdef cppclass Demand:
     vector[Lane*]* lanes
     vector[Gate*]* gates        # alike; NULL: of arrays, which have none
 
-cdef void demand_init(Demand* d) noexcept nogil
+cdef bint demand_init(Demand* d) noexcept nogil                 # all zeros; False: no memory
 cdef void demand_free(Demand* d) noexcept nogil
-cdef void demand_add(Demand* d, Lane* lane, Gate* gate) noexcept nogil
+cdef bint demand_add(Demand* d, Lane* lane, Gate* gate) noexcept nogil  # False: no memory
 
 cdef u64 demand_waiting(const Demand* d) noexcept nogil                   # rows
 cdef bint demand_asks(const Demand* d, size_t i, u64 now_us) noexcept nogil

@@ -1,4 +1,5 @@
 """Lanes of one model, looked at together: who is due first, what waits, and for whom there must be room."""
+from clipper_core.allocation cimport make, make_room
 from clipper_core.lane cimport lane_head, lane_take, span_end, task_due_us
 from clipper_core.machine cimport relaxed
 from clipper_core.prediction cimport TAG_NONE, Value
@@ -12,9 +13,10 @@ cdef enum:
     LONGER = 2                  # SLOs apart by more than this factor are short and long
 
 
-cdef void demand_init(Demand* d) noexcept nogil:
-    d.lanes = new vector[Lane*]()
-    d.gates = new vector[Gate*]()
+cdef bint demand_init(Demand* d) noexcept nogil:
+    d.lanes = make[vector[LanePointer]]()
+    d.gates = make[vector[GatePointer]]()
+    return d.lanes != NULL and d.gates != NULL
 
 
 cdef void demand_free(Demand* d) noexcept nogil:
@@ -22,9 +24,12 @@ cdef void demand_free(Demand* d) noexcept nogil:
     del d.gates
 
 
-cdef void demand_add(Demand* d, Lane* lane, Gate* gate) noexcept nogil:
+cdef bint demand_add(Demand* d, Lane* lane, Gate* gate) noexcept nogil:
+    if not (make_room(d.lanes[0], d.lanes.size() + 1) and make_room(d.gates[0], d.gates.size() + 1)):
+        return False
     d.lanes.push_back(lane)
     d.gates.push_back(gate)
+    return True
 
 
 cdef u64 demand_waiting(const Demand* d) noexcept nogil:

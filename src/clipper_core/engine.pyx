@@ -158,6 +158,8 @@ cdef class Engine:
             if e.links[i].replica != NULL:
                 replica_free(e.links[i].replica)
             link_free(e.links[i].link)
+            free(e.links[i].attached)
+            free(e.links[i].gone)
         return 0
 
     cdef int _free_news(self) except -1:
@@ -189,7 +191,9 @@ cdef class Engine:
         model = <ModelState*> aligned_new(sizeof(ModelState))
         if model == NULL:
             raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
-        model_state_init(model)
+        if not model_state_init(model):
+            model_state_free(model)
+            raise_for(NO_MEMORY, f"no memory for a model beside the {index} that there are")
         model.index = <u32> index
         e.models[index] = model
         e.model_count.store(model.index + 1, release)

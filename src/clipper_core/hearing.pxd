@@ -43,6 +43,8 @@ cdef cppclass Hearing:
     void* asks                  # Ask[n] (asking.pxd)
     void* models                # its future's: a tuple that keeps them alive
 
+cdef u64 NO_TICKET             # of no timer
+
 cdef cppclass Timers:           # of the home's loop: hearings that wait for a time. Loop only
     vector[Hearing*]* hearings  # by index; NULL: free
     vector[u32]* uses           # of an index: an old ticket names nothing
@@ -79,6 +81,6 @@ cdef void hearing_close(Hearing* h) noexcept nogil                      # nothin
 cdef Hearing* hearings_called(DeliveryState* d, bint for_good) noexcept nogil   # a list; for good: none is called any more
 cdef Timers* timers_new() noexcept nogil
 cdef void timers_free(Timers* t) noexcept nogil
-cdef u64 timers_add(Timers* t, Hearing* h) noexcept nogil               # -> its ticket, below 2^48
+cdef u64 timers_add(Timers* t, Hearing* h) noexcept nogil               # -> its ticket, below 2^48; NO_TICKET: no memory
 cdef bint timers_has(Timers* t, u64 ticket) noexcept nogil              # False: forget the ticket
 cdef Hearing* timers_take(Timers* t, u64 ticket) noexcept nogil         # NULL: gone

@@ -15,6 +15,7 @@ from libc.math cimport isfinite, ldexp
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
+from clipper_core.allocation cimport make, make_room
 from clipper_core.decider cimport (ANSWER, ARRIVED, ASK, FAILED, OUTSTANDING, UNASKED, decide, decider_drop,
                                    decider_hold)
 from clipper_core.delivery cimport (HEARD, block_drop, claims_lock, claims_unlock, delivery_call, delivery_news, delivery_tell,
@@ -24,6 +25,10 @@ from clipper_core.histogram cimport count
 from clipper_core.machine cimport acq_rel, acquire, aligned_new, i64, pause, relaxed, seq_cst
 from clipper_core.prediction cimport TAG_BLOB, Blob, blob_data
 from clipper_core.status cimport CANCELLED, OK, UNNEEDED
+
+ctypedef Hearing* HearingPointer
+
+cdef u64 NO_TICKET = ~<u64> 0
 
 cdef enum:
     INDEX_BITS = 24             # of a timer's ticket; the uses of an index are above, and it is below 2^48
@@ -383,9 +388,12 @@ cdef Hearing* hearings_called(DeliveryState* d, bint for_good) noexcept nogil:
 cdef Timers* timers_new() noexcept nogil:
     cdef Timers* t = <Timers*> aligned_new(sizeof(Timers))
     if t != NULL:
-        t.hearings = new vector[Hearing*]()
-        t.uses = new vector[u32]()
-        t.unused = new vector[u32]()
+        t.hearings = make[vector[HearingPointer]]()
+        t.uses = make[vector[u32]]()
+        t.unused = make[vector[u32]]()
+        if t.hearings == NULL or t.uses == NULL or t.unused == NULL:
+            timers_free(t)
+            return NULL
     return t
 
 
@@ -399,7 +407,10 @@ cdef void timers_free(Timers* t) noexcept nogil:
 
 cdef u64 timers_add(Timers* t, Hearing* h) noexcept nogil:
     cdef u32 i
+    cdef size_t n = t.hearings.size() + 1
     if t.unused.empty():
+        if not (make_room(t.hearings[0], n) and make_room(t.uses[0], n) and make_room(t.unused[0], n)):
+            return NO_TICKET
         i = <u32> t.hearings.size()
         t.hearings.push_back(h)
         t.uses.push_back(1)

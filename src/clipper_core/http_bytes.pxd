@@ -23,6 +23,7 @@ cdef extern from "http_bytes.hpp" namespace "clipper" nogil:
         void shrink(u64 most) noexcept
     cdef cppclass Post:
         int fd                          # an eventfd
+        bint closed                     # nobody takes any more
         bint put(void* item) noexcept   # False: closed, or no memory
         void take_all(vector[void*]& into) noexcept
         bint append_to(vector[void*]& into) noexcept    # False: no memory, nothing was taken

@@ -38,3 +38,4 @@ cdef class Door:
     cdef int _add_mailbox(self, Worker* w, Engine engine) except -1
     cdef int _order(self, u32 number, Order* order) except -1
     cdef object _ending(self, Given* given)
+    cdef int _lose(self, Given* given) except -1

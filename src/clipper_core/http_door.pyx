@@ -20,11 +20,12 @@ from clipper_core.engine cimport Engine
 from clipper_core.future cimport Future, future_at_once, future_new
 from clipper_core.http_line cimport (LINE, TURN_BYTES, Exchange, Inbox, Line, Settings, exchange_answered, exchange_news,
                                      line_close, line_drain, line_look, line_open, line_read, line_settle)
-from clipper_core.http_route cimport HotRoute, HotTable
+from clipper_core.http_route cimport HotRoute, HotTable, query_drop
 from clipper_core.machine cimport (EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, EPOLLOUT,
                                    acquire, epoll_create1, epoll_ctl, epoll_event, epoll_wait_us, eventfd,
                                    eventfd_drain, monotonic_us, relaxed, release, timer_slack_min, u8)
 from clipper_core.mailbox cimport MailboxReader
+from clipper_core.prediction cimport TAG_NONE
 from clipper_core.status cimport NO_MEMORY, OK, PENDING, raise_for
 
 import threading
@@ -63,6 +64,7 @@ cdef enum:
     ACCEPTS_MAX = 64
     BUFFER_BYTES = 262144
     LOOK_US_MAX = 500000
+    LOSE_TRIES = 100            # 1 ms apart: a connection that neither Python nor the core has memory to answer
 
 cdef u64 POST = <u64> 1 << 40
 cdef u64 LISTENER = <u64> 1 << 41
@@ -345,8 +347,10 @@ class Ending(NamedTuple):
 
 
 cdef Worker* _worker_new(Shared* s, u32 number) except NULL:
-    cdef Worker* w = new Worker()
+    cdef Worker* w = make[Worker]()
     cdef epoll_event event
+    if w == NULL:
+        raise_for(NO_MEMORY, "no memory for a worker of the HTTP door")
     w.shared, w.number, w.listener = s, number, -1
     w.obey = &_look_up_table
     w.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
@@ -381,7 +385,9 @@ cdef class Door:
             raise ValueError(f"workers={workers} of the HTTP door: 1 to {WORKERS_MAX}")
         self.engines, self.mailboxes, self.retired, self.finish = list(engines), [], [], finish
         self.guard = threading.Lock()
-        self.shared = new Shared()
+        self.shared = make[Shared]()
+        if self.shared == NULL:
+            raise_for(NO_MEMORY, "no memory for the HTTP door")
         self.shared.away.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         self.shared.prefix.put(<const char*> prefix, len(prefix))
         self.shared.prefix.put_byte(45)
@@ -505,13 +511,34 @@ cdef class Door:
         self.shared.away.take_all(items)
         for i in range(items.size()):
             given = <Given*> items[i]
-            if given.kind == LINE:
-                data = PyBytes_FromStringAndSize(<const char*> given.bytes.at(), <Py_ssize_t> given.bytes.size())
-                taken.append(Handed(given.fd, data, given.age_us / 1e6, given.returns))
-            else:
-                taken.append(self._ending(given))
+            try:
+                if given.kind == LINE:
+                    data = PyBytes_FromStringAndSize(<const char*> given.bytes.at(), <Py_ssize_t> given.bytes.size())
+                    taken.append(Handed(given.fd, data, given.age_us / 1e6, given.returns))
+                else:
+                    taken.append(self._ending(given))
+            except MemoryError:
+                self._lose(given)
             del given
         return taken
+
+    cdef int _lose(self, Given* given) except -1:
+        """Python has no memory for it: its connection is closed."""
+        cdef Order* order
+        if given.kind == LINE:
+            close_fd(given.fd)
+            return 0
+        query_drop(&given.query)
+        given.query.route.users.fetch_sub(1, release)
+        for _ in range(LOSE_TRIES):
+            order = _order_new(ANSWERED)
+            if order != NULL:
+                order.ticket, order.close = given.ticket, True
+                if (<Worker*> self.shared.workers[given.worker]).post.put(order):
+                    return 0
+                del order
+            usleep(1000)
+        return 0
 
     cdef object _ending(self, Given* given):
         cdef HotRoute route = <HotRoute> given.query.route.object
@@ -524,8 +551,11 @@ cdef class Door:
             future.own_id = given.query.number
         else:
             future = future_new(route.model.engine.delivery, given.query.block, given.query.slot, 1, self.finish, extra)
+        given.query.block = NULL            # the future has it, and the value
+        given.query.value.tag = TAG_NONE
+        ending = Ending(route, future, id, given.query.began_us * 1000, given.worker, given.ticket, tag, bool(given.query.binary))
         given.query.route.users.fetch_sub(1, release)
-        return Ending(route, future, id, given.query.began_us * 1000, given.worker, given.ticket, tag, bool(given.query.binary))
+        return ending
 
     def adopt(self, int fd, u32 returns=0):
         """Take a connection that is between two requests; the descriptor is the door's now. False: it takes none any more, and
@@ -543,7 +573,10 @@ cdef class Door:
         cdef Order* order = _checked(_order_new(ANSWERED))
         order.ticket, order.close = ticket, close
         order.bytes.put(<const char*> response, len(response))
-        self._order(worker, order)
+        if order.bytes.lost or not (<Worker*> self.shared.workers[worker]).post.put(order):
+            del order
+            if not (<Worker*> self.shared.workers[worker]).post.closed:
+                raise_for(NO_MEMORY, "no memory for a response")
 
     # -- the end
 

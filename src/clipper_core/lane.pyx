@@ -13,6 +13,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from libcpp.deque cimport deque
 
+from clipper_core.allocation cimport make, try_push
 from clipper_core.clock_cache cimport cache_lookup
 from clipper_core.dtype cimport F64
 from clipper_core.delivery cimport delivery_news, slot_end, slot_state
@@ -102,10 +103,12 @@ cdef Lane* lane_new(Lanes* lanes, u32 model, u64 slo_us, u64 cells, u64 row_byte
     lane.ring = ring_new(cells, row_bytes * max(piece_rows, <u32> 1),
                          lines_of(sizeof(Task)) + lines_of(4 * piece_rows) + lines_of(sizeof(Key) * piece_rows),
                          shared and row_bytes >= SHARED_ROW_BYTES_MIN, pos_of(first))
-    if lane.ring == NULL:
+    lane.retry = make[deque[Span]]()
+    if lane.ring == NULL or lane.retry == NULL:
+        ring_free(lane.ring)
+        del lane.retry
         free(lane)                              # with the id, if it was an old one
         return NULL
-    lane.retry = new deque[Span]()
     lane.id = <u32> (first >> 48)
     lane.seen = lane.head = pos_of(first)
     lane.taken.store(lane.seen, relaxed)
@@ -590,10 +593,12 @@ cdef bint span_retry(Lanes* lanes, const Span* span, u32 failed_on, u64 now_us) 
     if lane.piece_rows == 0:
         if task.tries > 1 or task.due_us <= now_us or not task_needed(lanes, task):
             return False
-        task.phase = WAITING
     elif span.tries > 1 or task.answered or task.due_us <= now_us:
         return False
-    lane.retry.push_back(span[0])
+    if not try_push(lane.retry[0], span[0]):
+        return False
+    if lane.piece_rows == 0:
+        task.phase = WAITING
     lane.retry.back().failed_on = failed_on
     lane.waiting += span.rows
     note(&lane.tally.retried, span.rows)

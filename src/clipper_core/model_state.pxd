@@ -45,7 +45,7 @@ cdef cppclass Departed:         # of an engine: models that nobody asks any more
     Spsc* unused                # numbers of those that were given back: loop -> whoever makes a model
     atomic[u32] unlisted        # models that will come here, and have not been given back
 
-cdef void model_state_init(ModelState* m) noexcept nogil         # m is all zeros
+cdef bint model_state_init(ModelState* m) noexcept nogil         # m is all zeros. False: no memory; it can be freed
 cdef void model_state_clear(ModelState* m) noexcept nogil        # as new, with its number
 cdef void model_state_free(ModelState* m) noexcept nogil
 cdef bint departed_init(Departed* d) noexcept nogil              # all zeros; False: no memory

@@ -7,20 +7,23 @@ last reference goes) can neither wait nor be told so.
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from clipper_core.crew cimport crew_free, crew_init
-from clipper_core.demand cimport demand_free, demand_init
+from clipper_core.allocation cimport make, make_room
+from clipper_core.crew cimport ReplicaPointer, crew_begin, crew_free, crew_init
+from clipper_core.demand cimport GatePointer, LanePointer, demand_free, demand_init
 from clipper_core.machine cimport acquire, relaxed, release
 from clipper_core.ring cimport ring_free, spsc_free, spsc_new
 from clipper_core.task cimport ticket_of
+
+ctypedef void* Pointer
 
 cdef enum:
     UNUSED_MAX = 4096           # numbers of models that were given back, kept for others; beyond it such models stay a while
 
 
-cdef void model_state_init(ModelState* m) noexcept nogil:
-    m.replicas = new vector[u32]()
-    demand_init(&m.demand)
-    crew_init(&m.crew)
+cdef bint model_state_init(ModelState* m) noexcept nogil:
+    cdef bint has_demand = demand_init(&m.demand), has_crew = crew_init(&m.crew)
+    m.replicas = make[vector[u32]]()
+    return has_demand and has_crew and m.replicas != NULL
 
 
 cdef void _release(ModelState* m) noexcept nogil:
@@ -30,11 +33,17 @@ cdef void _release(ModelState* m) noexcept nogil:
 
 
 cdef void model_state_clear(ModelState* m) noexcept nogil:
+    """Its lists are empty and stay, so this needs no memory."""
     cdef u32 index = m.index
-    _release(m)
+    cdef vector[u32]* replicas = m.replicas
+    cdef vector[LanePointer]* lanes = m.demand.lanes
+    cdef vector[GatePointer]* gates = m.demand.gates
+    cdef vector[ReplicaPointer]* members = m.crew.members
+    cdef vector[double]* free_us = m.crew.free_us
     memset(<void*> m, 0, sizeof(ModelState))
-    m.index = index
-    model_state_init(m)
+    m.index, m.replicas, m.demand.lanes, m.demand.gates = index, replicas, lanes, gates
+    m.crew.members, m.crew.free_us = members, free_us
+    crew_begin(&m.crew)
 
 
 cdef void model_state_free(ModelState* m) noexcept nogil:
@@ -43,9 +52,9 @@ cdef void model_state_free(ModelState* m) noexcept nogil:
 
 
 cdef bint departed_init(Departed* d) noexcept nogil:
-    d.leaving = new vector[void*]()
+    d.leaving = make[vector[Pointer]]()
     d.unused = spsc_new(UNUSED_MAX)
-    return d.unused != NULL
+    return d.leaving != NULL and d.unused != NULL
 
 
 cdef void departed_free(Departed* d) noexcept nogil:
@@ -96,7 +105,7 @@ cdef bint _give_back(Lanes* lanes, ModelState* m) noexcept nogil:
 cdef void models_give_back(Departed* d, Lanes* lanes) noexcept nogil:
     """One just heard of waits for the next call: commands from before it was dropped are obeyed by then."""
     cdef size_t i = 0
-    cdef u64 at
+    cdef u64 at, following
     while i < d.leaving.size():
         if d.unused.room() and _give_back(lanes, <ModelState*> d.leaving[0][i]):
             d.unlisted.fetch_sub(1, relaxed)
@@ -107,5 +116,9 @@ cdef void models_give_back(Departed* d, Lanes* lanes) noexcept nogil:
             i += 1
     at = d.dropped.exchange(0, acquire) if d.dropped.load(relaxed) else 0
     while at:
-        d.leaving.push_back(<void*> at)
-        at = (<ModelState*> at).next_dropped
+        following = (<ModelState*> at).next_dropped
+        if make_room(d.leaving[0], d.leaving.size() + 1):
+            d.leaving.push_back(<void*> at)
+        else:
+            model_drop(d, <ModelState*> at)             # heard of again at the next call
+        at = following

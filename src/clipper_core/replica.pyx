@@ -2,6 +2,7 @@
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 
+from clipper_core.allocation cimport make
 from clipper_core.batch_log cimport batch_log_put
 from clipper_core.batcher cimport batcher_init, batcher_learn, batcher_predict_us, batcher_seed
 from clipper_core.clock_cache cimport cache_fill, cache_prefetch
@@ -22,6 +23,9 @@ cdef enum:
     AHEAD = 8                   # cache buckets asked for before they are filled
 
 
+ctypedef const void* ConstPointer
+
+
 cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
     cdef Replica* r = <Replica*> aligned_new(sizeof(Replica))
     if r == NULL:
@@ -30,11 +34,14 @@ cdef Replica* replica_new(Link* link, Tally* tally, u32 number) noexcept nogil:
     r.tally = tally
     r.number = number
     r.next_id = 1
-    r.rows = new vector[const void*]()
-    r.row_bytes = new vector[u64]()
-    r.row_bytes32 = new vector[u32]()
-    r.runs = new vector[Run]()
-    r.regions = new vector[u32]()
+    r.rows = make[vector[ConstPointer]]()
+    r.row_bytes = make[vector[u64]]()
+    r.row_bytes32 = make[vector[u32]]()
+    r.runs = make[vector[Run]]()
+    r.regions = make[vector[u32]]()
+    if r.rows == NULL or r.row_bytes == NULL or r.row_bytes32 == NULL or r.runs == NULL or r.regions == NULL:
+        replica_free(r)
+        return NULL
     return r
 
 

@@ -70,6 +70,8 @@ cdef struct News:               # a notice on its way to Python, malloc'd; the r
 cdef struct LinkState:
     Link* link
     Replica* replica            # once attached; changed under `looking`
+    News* attached              # made when it was opened, to be told whatever memory there is then; NULL: told
+    News* gone
     u32 model
     u32 conn
     u64 heartbeat_us            # each side says something at least this often

@@ -12,16 +12,17 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from clipper_core.admission cimport Gate
+from clipper_core.allocation cimport make_room
 from clipper_core.asking cimport asking_step
 from clipper_core.batcher cimport batcher_hold_until, batcher_know_slo
 from clipper_core.codec cimport (ACCURACY, FAILURE, GOODBYE, HEARTBEAT, HELLO, REFUSE, REPLY, WELCOME, Header, v1_format)
 from clipper_core.crew cimport (another_can, crew_arrived, crew_forecast, crew_has_other, crew_learn, crew_look, crew_must_pass,
-                                crew_pick, crew_rows, too_late)
+                                crew_pick, crew_room, crew_rows, too_late)
 from clipper_core.delivery cimport delivery_flush
 from clipper_core.demand cimport (demand_add, demand_ahead, demand_asks, demand_due_first, demand_end, demand_slo_us,
                                   demand_tight, demand_waiting)
-from clipper_core.lane cimport (lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready, lanes_wake,
-                                task_due_us)
+from clipper_core.lane cimport (lane_close, lane_head, lane_shed, lane_take, lane_take_in, lanes_expire, lanes_next_ready,
+                                lanes_wake, task_due_us)
 from clipper_core.link cimport (link_free, link_new, link_next, link_received, link_rest, link_room, link_send_frame,
                                 link_unsent)
 from clipper_core.machine cimport eventfd_signal, i32, relaxed, seq_cst
@@ -30,7 +31,7 @@ from clipper_core.replica cimport (Batch, batch_drop, batch_new, replica_bare, r
                                    replica_late, replica_lost, replica_new, replica_overdue, replica_teach)
 from clipper_core.ring cimport ring_row
 from clipper_core.sending cimport replica_send
-from clipper_core.status cimport BAD_FRAME, FULL, NO_REPLICA, OK, PENDING, Status
+from clipper_core.status cimport BAD_FRAME, FULL, NO_MEMORY, NO_REPLICA, OK, PENDING, Status
 from clipper_core.task cimport Lane, Span, Task, task_of
 from clipper_core.timer_wheel cimport NEVER, wheel_next_us
 
@@ -54,11 +55,20 @@ cdef Link* engine_link(EngineState* e, u32 conn) noexcept nogil:
     return slot.link
 
 
+cdef bint _has_room(EngineState* e) noexcept nogil:
+    """For one more link on each of the loop's lists. A link is on a list at most once, but links that are gone may still be on it."""
+    cdef size_t n = e.link_count + 1
+    return (make_room(e.watched[0], e.watched.size() + n) and make_room(e.writers[0], e.writers.size() + n)
+            and make_room(e.closing[0], e.closing.size() + n))
+
+
 cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
     cdef u32 i
     cdef LinkState* slot
     if e.link_count >= e.links_max:
         _tell(e, TURNED_AWAY, 0, 0, FULL, NULL, 0)
+        return 0
+    if not _has_room(e):
         return 0
     if e.free_slots.size():
         i = e.free_slots.back()
@@ -67,8 +77,10 @@ cdef u32 engine_open(EngineState* e, int fd, u64 now_us) noexcept nogil:
         e.slots_used += 1
         i = e.slots_used
     slot = &e.links[i]
-    slot.link = link_new(&e.limits, now_us)
+    slot.attached, slot.gone = <News*> malloc(sizeof(News)), <News*> malloc(sizeof(News))
+    slot.link = link_new(&e.limits, now_us) if slot.attached != NULL and slot.gone != NULL else NULL
     if slot.link == NULL:
+        _forget_news(slot)
         e.free_slots.push_back(i)
         return 0
     slot.link.spare = e.spare
@@ -131,7 +143,8 @@ cdef void engine_lost(EngineState* e, u32 conn, u32 status, u64 now_us) noexcept
         _place(e, slot, NULL)
         replica_free(gone)
         _warm(e, model)
-    _tell(e, GONE, conn, slot.model, status, NULL, 0)
+    _tell_kept(e, &slot.gone, GONE, conn, slot.model, status)
+    _forget_news(slot)
     link_free(slot.link)
     slot.link = NULL
     e.link_count -= 1
@@ -145,14 +158,33 @@ cdef void _tell(EngineState* e, u32 kind, u32 conn, u32 model, u32 status, const
     if news == NULL:
         e.news_lost.fetch_add(1, relaxed)
         return
+    news.nbytes = nbytes
+    if nbytes:
+        memcpy(<u8*> news + sizeof(News), data, nbytes)
+    _put_news(e, news, kind, conn, model, status)
+
+
+cdef void _tell_kept(EngineState* e, News** kept, u32 kind, u32 conn, u32 model, u32 status) noexcept nogil:
+    """By the news that was made for this when the link was opened: it cannot be lost for want of memory."""
+    cdef News* news = kept[0]
+    kept[0] = NULL
+    if news != NULL:
+        news.nbytes = 0
+        _put_news(e, news, kind, conn, model, status)
+
+
+cdef void _forget_news(LinkState* slot) noexcept nogil:
+    free(slot.attached)
+    free(slot.gone)
+    slot.attached = slot.gone = NULL
+
+
+cdef void _put_news(EngineState* e, News* news, u32 kind, u32 conn, u32 model, u32 status) noexcept nogil:
     news.kind = kind
     news.conn = conn
     news.model = model
     news.status = status
-    news.nbytes = nbytes
     news.data = <u8*> news + sizeof(News)
-    if nbytes:
-        memcpy(news.data, data, nbytes)
     if not e.news.push(<u64> news):
         e.news_lost.fetch_add(1, relaxed)
         free(news)
@@ -254,7 +286,7 @@ cdef bint engine_order(EngineState* e, const Command* command) noexcept nogil:
 
 cdef void _obey(EngineState* e, u64 now_us) noexcept nogil:
     cdef Command* command
-    while e.commands.cells.published(e.commands_head):
+    while e.commands.cells.published(e.commands_head) and e.moves.size() < e.moves.capacity():
         command = <Command*> ring_row(e.commands, e.commands_head)
         if command.kind == HAND_OVER or command.kind == ADOPT:
             e.moves.push_back(command[0])           # with its data
@@ -296,7 +328,8 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     slot.link.limits = e.limits
     slot.link.checked = command.checked
     slot.link.search = e.search_far if slot.link.remote else e.search_near
-    _place(e, slot, replica_new(slot.link, &model.tally, command.number))
+    if crew_room(&model.crew) and make_room(model.replicas[0], model.replicas.size() + 1):
+        _place(e, slot, replica_new(slot.link, &model.tally, command.number))
     if slot.replica == NULL:
         _close_soon(e, slot)
         return
@@ -317,7 +350,7 @@ cdef void _attach(EngineState* e, LinkState* slot, Command* command, u64 now_us)
     model.crew.members.push_back(slot.replica)
     model.crew.expected_us = 0
     model.tally.replicas.fetch_add(1, relaxed)
-    _tell(e, ATTACHED, slot.conn, command.model, OK, NULL, 0)
+    _tell_kept(e, &slot.attached, ATTACHED, slot.conn, command.model, OK)
     _warm(e, model)
 
 
@@ -475,7 +508,11 @@ cdef void _take_in(EngineState* e, u64 now_us) noexcept nogil:
     while lane != NULL:
         model = e.models[lane.model]
         if lane.used_us == 0:
-            demand_add(&model.demand, lane, _gate_of(model, lane))
+            if not demand_add(&model.demand, lane, _gate_of(model, lane)):
+                lane_close(e.lanes, lane, NO_MEMORY, now_us)
+                lane.used_us = 0        # as if nothing had come: its next rows try again
+                lane = lanes_next_ready(e.lanes)
+                continue
         own = lane_take_in(e.lanes, lane, now_us)
         if lane.piece_rows == 0:        # an array comes at once: the forecast counts what of it waits
             crew_arrived(&model.crew, own, now_us)      # what joined costs no replica anything

@@ -118,11 +118,13 @@ cdef Status _send_fixed(Replica* r, Lanes* lanes, const RowSpec* spec, Batch* ba
 
 
 cdef bint _find_runs(Replica* r, Lanes* lanes, Batch* batch) noexcept nogil:
-    """The batch as runs of rows in regions; False: some of its rows cannot be shared."""
+    """The batch as runs of rows in regions; False: some of its rows cannot be shared, or there is no memory."""
     cdef Run run
     cdef Lane* lane
     cdef Span* span
     cdef u32 i
+    if not make_room(r.runs[0], batch.span_count):
+        return False
     r.runs.clear()
     run.region = run.count = 0
     run.first = 0

@@ -8,6 +8,7 @@ from libc.errno cimport EMFILE, ENFILE, errno
 from posix.fcntl cimport O_RDONLY, open
 from posix.unistd cimport close as close_fd, usleep
 
+from clipper_core.allocation cimport make
 from clipper_core.machine cimport (
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, epoll_ctl, epoll_event, relaxed, u32,
 )
@@ -179,7 +180,11 @@ cdef void connection_accept(DoorState* s, int listener, u64 now_us) noexcept nog
         c = s.callers[s.unused.back()]
         s.unused.pop_back()
     else:
-        c = new Caller()
+        c = make[Caller]()
+        if c == NULL:
+            s.turned_away.fetch_add(1, relaxed)
+            close_fd(fd)
+            return
         c.number, c.generation = <u32> s.callers.size(), 1
         s.callers.push_back(c)
     c.fd, c.admitted, c.closing, c.watched, c.calls, c.local = fd, False, False, False, 0, is_local(fd)

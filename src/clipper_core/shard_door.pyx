@@ -7,6 +7,7 @@ cimport numpy as cnp
 from posix.fcntl cimport O_RDONLY, open as open_fd
 from posix.unistd cimport close as close_fd
 
+from clipper_core.allocation cimport make, make_room
 from clipper_core.embedding cimport Table
 from clipper_core.histogram cimport note
 from clipper_core.machine cimport (
@@ -22,7 +23,7 @@ from clipper_core.shard_line cimport (
     is_busy, padded,
     shard_answer, take_frames,
 )
-from clipper_core.shard_log cimport Held, ShardLog
+from clipper_core.shard_log cimport Held, Sequences
 from clipper_core.shard_region cimport receive_with
 from clipper_core.spin cimport spin_begin, spin_init, spin_on, spin_paid
 from clipper_core.status cimport BAD_INPUT, FULL, NO_MEMORY, TOO_LARGE, raise_for
@@ -139,8 +140,21 @@ cdef void _deliver(DoorState* s) noexcept nogil:
                 c.calls -= 1
             c.closing = c.closing or reply.close
             c.output.put(reply.bytes.at(), reply.bytes.size())
+            c.output.lost = c.output.lost or reply.bytes.lost
             _settle(s, c)
         del reply
+    if s.starved.exchange(0, acquire):
+        _close_unanswered(s)
+
+
+cdef void _close_unanswered(DoorState* s) noexcept nogil:
+    """Connections whose answers found no memory: their clients hear that, and ask again."""
+    cdef Caller* c
+    cdef size_t i
+    for i in range(s.callers.size()):
+        c = s.callers[i]
+        if c.fd >= 0 and c.unanswered.load(relaxed) == c.generation:
+            connection_close(s, c)
 
 
 cdef int _wait(DoorState* s, epoll_event* events) noexcept nogil:
@@ -186,6 +200,19 @@ cdef bint _watch_fd(DoorState* s, int fd, u64 tag) noexcept nogil:
     return epoll_ctl(s.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0
 
 
+cdef void _unanswered(DoorState* s, u32 conn, u32 generation) noexcept nogil:
+    s.callers[conn].unanswered.store(generation, relaxed)
+    s.starved.store(1, release)
+    eventfd_signal(s.post.fd)
+
+
+cdef void _give(DoorState* s, Reply* reply, u32 conn, u32 generation) noexcept nogil:
+    """To the loop. NULL, or no memory there: the connection is closed instead."""
+    if reply == NULL or not s.post.put(reply):
+        del reply
+        _unanswered(s, conn, generation)
+
+
 cdef void _release(DoorState* s) noexcept nogil:
     """Under the log's guard: what all have that are waited for is answered."""
     cdef u64 sure = s.log.sure()
@@ -194,34 +221,11 @@ cdef void _release(DoorState* s) noexcept nogil:
     while s.log.held.size() and s.log.held.front().position <= sure:
         held = s.log.held.front()
         s.log.held.pop_front()
-        reply = new Reply()
-        reply.conn, reply.generation = held.conn, held.generation
-        reply.bytes.put(&held.words[0], HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
-        if not s.post.put(reply):
-            del reply
-
-
-cdef u64 _gather(ShardLog* log, Follower* one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept nogil:
-    """Under the log's guard: what it has not been told, which it now has. -> the position after it"""
-    cdef size_t i, first = <size_t> (one.taken - log.first), n = log.changes.size(), at = log.ids.size(), begin
-    cdef u32 j
-    for i in range(first, n):       # from the end: what others have not been told may be much more
-        at -= log.changes[i].n
-    begin = at
-    for i in range(first, n):
-        if at - begin >= most:
-            break
-        one.taken += 1
-        if ids.size() <= log.changes[i].table:
-            ids.resize(log.changes[i].table + 1)
-        for j in range(log.changes[i].n):
-            ids[log.changes[i].table].push_back(log.ids[at + j])
-        if log.changes[i].sequence:
-            told.push_back(log.changes[i].worker)
-            told.push_back(log.changes[i].sequence)
-        at += log.changes[i].n
-    log.trim()
-    return one.taken
+        reply = make[Reply]()
+        if reply != NULL:
+            reply.conn, reply.generation = held.conn, held.generation
+            reply.bytes.put(&held.words[0], HEAD_BYTES + (<ShardHead*> &held.words[0]).payload_bytes)
+        _give(s, reply, held.conn, held.generation)
 
 
 cdef object _array(const vector[i64]& ids):
@@ -247,8 +251,10 @@ cdef class ShardDoor:
 
     def __cinit__(self, *, u64 frame_bytes_max=1 << 28, u32 connections_max=1024, u64 log_ids_max=1 << 24,
                   u64 shared_bytes_max=1 << 30, u64 spin_us=0, u64 hello_us=5_000_000):
-        cdef DoorState* s = new DoorState()
+        cdef DoorState* s = make[DoorState]()
         self.state, self.tables, self.counts = s, [], Counts()
+        if s == NULL or not (make_room(s.callers, connections_max) and make_room(s.unused, connections_max)):
+            raise_for(NO_MEMORY, f"no memory for a shard's {connections_max} connections")
         s.counts = self.counts.state
         s.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         s.post.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
@@ -413,9 +419,12 @@ cdef class ShardDoor:
         for i in range(taken.size()):
             call = <Call*> taken[i]
             h = call.head
-            out.append(((call.conn, call.generation, h.id),
-                        (h.kind, h.table, h.rows, h.epoch, h.worker, h.sequence, h.model, h.scale),
-                        (<const char*> call.body.at())[:call.body.size()]))
+            try:
+                out.append(((call.conn, call.generation, h.id),
+                            (h.kind, h.table, h.rows, h.epoch, h.worker, h.sequence, h.model, h.scale),
+                            (<const char*> call.body.at())[:call.body.size()]))
+            except MemoryError:
+                _unanswered(self.state, call.conn, call.generation)
             del call
         return out
 
@@ -435,14 +444,14 @@ cdef class ShardDoor:
         if refused:
             head.rows = refused
             counts_refuse(s.counts, refused)
-        cdef Reply* reply = new Reply()
-        reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
-        reply.worker, reply.incarnation = worker, incarnation
-        reply.bytes.put(&head, HEAD_BYTES)
-        reply.bytes.put(<const char*> payload, size)
-        reply.bytes.put(&nothing, end - size)
-        if not s.post.put(reply):
-            del reply
+        cdef Reply* reply = make[Reply]()
+        if reply != NULL:
+            reply.conn, reply.generation, reply.admit, reply.close = conn, generation, admit, close
+            reply.worker, reply.incarnation = worker, incarnation
+            reply.bytes.put(&head, HEAD_BYTES)
+            reply.bytes.put(<const char*> payload, size)
+            reply.bytes.put(&nothing, end - size)
+        _give(s, reply, conn, generation)
 
     # -- followers
 
@@ -477,11 +486,14 @@ cdef class ShardDoor:
     def note(self, u32 table, ids, u64 worker=0, u64 sequence=0):
         """Rows that Python changed, be it for a push. -> the position from which on followers have them; see `sure`."""
         cdef cnp.ndarray each = np.ascontiguousarray(ids, np.int64)
+        cdef bint marked
         self.state.log.guard.lock()
-        self.state.log.append(table, <const i64*> cnp.PyArray_DATA(each), <u32> cnp.PyArray_SIZE(each), worker, sequence)
+        marked = self.state.log.append(table, <const i64*> cnp.PyArray_DATA(each), <u32> cnp.PyArray_SIZE(each), worker, sequence)
         position = self.state.log.position()
         self.state.log.guard.unlock()
         eventfd_signal(self.state.log.fd)
+        if not marked:
+            raise_for(NO_MEMORY, f"push {sequence} of worker {worker} cannot be told from its repetition")
         return position
 
     def sure(self):
@@ -501,18 +513,29 @@ cdef class ShardDoor:
     def pushes_seen(self):
         """worker -> what is known of its pushes, as bytes for `saw` of another shard door."""
         cdef dict found = {}
+        cdef vector[u64] workers
+        cdef size_t i
         self.state.log.guard.lock()
-        for worker in self.state.log.known():
-            found[worker] = (<const char*> self.state.log.window(worker))[:SEQUENCES_BYTES]
-        self.state.log.guard.unlock()
+        try:
+            if not self.state.log.known(workers):
+                raise_for(NO_MEMORY, "what is known of pushes")
+            for i in range(workers.size()):
+                found[workers[i]] = (<const char*> self.state.log.window(workers[i]))[:SEQUENCES_BYTES]
+        finally:
+            self.state.log.guard.unlock()
         return found
 
     def saw(self, u64 worker, bytes seen):
+        cdef Sequences* window
         if len(seen) != SEQUENCES_BYTES:
             raise_for(BAD_INPUT, f"pushes seen of worker {worker}: {len(seen)} bytes, not {SEQUENCES_BYTES}")
         self.state.log.guard.lock()
-        memcpy(self.state.log.window(worker), <const char*> seen, SEQUENCES_BYTES)
+        window = self.state.log.window(worker)
+        if window != NULL:
+            memcpy(window, <const char*> seen, SEQUENCES_BYTES)
         self.state.log.guard.unlock()
+        if window == NULL:
+            raise_for(NO_MEMORY, f"pushes seen of worker {worker}")
 
     def follow(self, u32 number, *, bint waited=False):
         """Follower `number` (below 10) hears of changes from now on; waited: a push is answered when it has them. It has nothing
@@ -548,16 +571,19 @@ cdef class ShardDoor:
         cdef vector[vector[i64]] ids
         cdef vector[u64] told
         cdef u64 position = 0
-        cdef bint lost
+        cdef bint lost, gathered = True
         cdef size_t i
         with nogil:
             self.state.log.guard.lock()
             lost = one.lost or not one.on
             if not lost:
-                position = _gather(&self.state.log, one, ids, told, most)
+                gathered = self.state.log.gather(one[0], ids, told, most)
+                position = one.taken
             self.state.log.guard.unlock()
         if lost:
             return None
+        if not gathered:
+            raise_for(NO_MEMORY, f"what follower {number} has not been told")
         tables = {i: each_once(_array(ids[i])) for i in range(ids.size()) if ids[i].size()}
         return position, tables, [(told[i], told[i + 1]) for i in range(0, told.size(), 2)]
 

@@ -67,6 +67,7 @@ cdef cppclass Caller:
     bint watched                # for room to write
     u32 events                  # that the loop is told of
     u32 calls                   # with Python now
+    atomic[u32] unanswered      # the generation of a connection that an answer could not be made for: it is closed
     u64 skip                    # bytes of a payload that was refused as too large: they are read and dropped
     u64 worker                  # as its hello said; 0: it pushes nothing
     u64 incarnation             # of the client that has this worker number; 0: it did not say
@@ -99,12 +100,13 @@ cdef cppclass DoorState:
     Spin spin
     bint heard                  # something, in the turn before
     atomic[u64] spells          # of polling
-    vector[Caller*] callers
+    vector[Caller*] callers     # with room for connections_max from the beginning: any thread may look one up
     vector[u32] unused
     Place[1024] places
     atomic[u32] place_count
     Post post                   # of Reply
     Post calls                  # of Call
+    atomic[u32] starved         # a connection is unanswered
     ShardLog log
     mutex still                 # held while a push is applied and noted: who has it reads rows that belong together
     u64 frame_bytes_max

@@ -7,6 +7,7 @@ from libc.math cimport isfinite
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from clipper_core.allocation cimport make, try_push
 from clipper_core.embedding_rows cimport PULL_I8, Distinct, Pulled, Pushed, distinct_init, rows_pull, rows_push
 from clipper_core.histogram cimport histogram_record, note
 from clipper_core.machine cimport acq_rel, acquire, eventfd_signal, i64, relaxed
@@ -119,6 +120,17 @@ cdef Sighting _seen(DoorState* s, const ShardHead* h, bint* full) noexcept nogil
     return sight
 
 
+cdef bint _is_known(DoorState* s, const ShardHead* h) noexcept nogil:
+    """There is memory for its worker, so that this push will be told from its repetition."""
+    cdef bint known
+    if h.sequence == 0:
+        return True
+    s.log.guard.lock()
+    known = s.log.window(h.worker) != NULL
+    s.log.guard.unlock()
+    return known
+
+
 cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64* ids, u32 n,
                           const Pushed* pushed) noexcept nogil:
     """It is applied: note it, and answer now or when those who follow have it. pushed: NULL: it had been applied before."""
@@ -141,7 +153,8 @@ cdef void _hold_or_answer(DoorState* s, Caller* c, const ShardHead* h, const i64
         held.position, held.conn, held.generation = s.log.position(), c.number, c.generation
         memcpy(&held.words[0], &head, HEAD_BYTES)
         memcpy(&held.words[HEAD_BYTES // 8], &counted[0], PUSHED_BYTES)
-        s.log.held.push_back(held)
+        if not try_push(s.log.held, held):
+            c.output.lost = True        # it is closed: its client asks again, and hears that the push was applied
         eventfd_signal(s.log.fd)
     s.log.guard.unlock()
     if not waits:
@@ -226,13 +239,19 @@ cdef void _push(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) 
     if not all_finite(gradients, n * dim):
         _refuse(s, c, h, BAD_INPUT, _first_bad(ids, gradients, n, dim))
         return
+    if not _is_known(s, h):
+        _refuse(s, c, h, NO_MEMORY, h.rows)
+        return
     _apply(s, c, h, ids, gradients, scale)
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
 
 cdef void _to_python(DoorState* s, Caller* c, const ShardHead* h, const u8* payload) noexcept nogil:
-    cdef Call* call = new Call()
+    cdef Call* call = make[Call]()
+    if call == NULL:
+        _refuse(s, c, h, NO_MEMORY, 0)
+        return
     call.conn, call.generation, call.head = c.number, c.generation, h[0]
     call.body.put(payload, h.payload_bytes)
     c.calls += 1

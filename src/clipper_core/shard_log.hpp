@@ -16,6 +16,7 @@
 #include <new>
 #include <unordered_map>
 #include <vector>
+#include "allocation.hpp"
 #include "machine.hpp"
 
 namespace clipper {
@@ -88,22 +89,30 @@ struct ShardLog {
         auto at = workers.find(worker);
         return at == workers.end() ? NEW_PUSH : at->second.look(sequence);
     }
-    void mark(std::uint64_t worker, std::uint64_t sequence) {
-        if (sequence == 0) return;
-        if (workers.size() >= workers_max && workers.find(worker) == workers.end()) forget_oldest();
-        auto& one = workers[worker];
-        one.touched = ++clock;
-        one.mark(sequence);
+    Sequences* window(std::uint64_t worker) {  // nullptr: there is no memory
+        try {
+            if (workers.size() >= workers_max && workers.find(worker) == workers.end()) forget_oldest();
+            auto& one = workers[worker];
+            one.touched = ++clock;
+            return &one;
+        } catch (const std::bad_alloc&) {
+            return nullptr;
+        }
     }
-    Sequences* window(std::uint64_t worker) { return &workers[worker]; }
+    bool mark(std::uint64_t worker, std::uint64_t sequence) {  // false: there is no memory, and its repetition will look new
+        if (sequence == 0) return true;
+        auto one = window(worker);
+        if (one != nullptr) one->mark(sequence);
+        return one != nullptr;
+    }
     std::uint64_t highest(std::uint64_t worker) const {
         auto at = workers.find(worker);
         return at == workers.end() ? 0 : at->second.high;
     }
-    std::vector<std::uint64_t> known() const {
-        std::vector<std::uint64_t> each;
+    bool known(std::vector<std::uint64_t>& each) const {  // false: there is no memory
+        if (!make_room(each, workers.size())) return false;
         for (auto& one : workers) each.push_back(one.first);
-        return each;
+        return true;
     }
     void forget_oldest() {
         auto oldest = workers.begin();
@@ -111,15 +120,54 @@ struct ShardLog {
             if (at->second.touched < oldest->second.touched) oldest = at;
         if (oldest != workers.end()) workers.erase(oldest);
     }
-    void append(std::uint32_t table, const std::int64_t* each, std::uint32_t n, std::uint64_t worker, std::uint64_t sequence) {
-        mark(worker, sequence);
+    // What has changed is noted in any case: without memory for it every follower begins anew. False: `mark` had none.
+    bool append(std::uint32_t table, const std::int64_t* each, std::uint32_t n, std::uint64_t worker, std::uint64_t sequence) {
+        bool marked = mark(worker, sequence);
         if (!listened()) {
             ++first;             // nobody will ask
-            return;
+            return marked;
         }
-        changes.push_back({table, n, worker, sequence});
-        ids.insert(ids.end(), each, each + n);
+        try {
+            ids.insert(ids.end(), each, each + n);
+            changes.push_back({table, n, worker, sequence});
+        } catch (const std::bad_alloc&) {
+            lose_all();
+            return marked;
+        }
         while (ids.size() > ids_max) lose_last();
+        return marked;
+    }
+    void lose_all() {            // a change could not be noted
+        for (auto& one : followers) one.lost = one.lost || one.on;
+        drop_until(position());
+        ids.clear();
+        ++first;
+    }
+    // What `one` has not been told, which it now has: ids by table, (worker, sequence) pairs. False: no memory, nothing changed.
+    bool gather(Follower& one, std::vector<std::vector<std::int64_t>>& by_table, std::vector<std::uint64_t>& told,
+                std::uint64_t most) {
+        std::uint64_t taken = one.taken;
+        std::size_t at = ids.size();
+        for (std::size_t i = std::size_t(taken - first); i < changes.size(); ++i) at -= changes[i].n;
+        std::size_t begin = at;
+        try {
+            for (; taken < position() && at - begin < most; ++taken) {
+                const Change& change = changes[std::size_t(taken - first)];
+                if (by_table.size() <= change.table) by_table.resize(change.table + 1);
+                auto& into = by_table[change.table];
+                into.insert(into.end(), ids.begin() + std::ptrdiff_t(at), ids.begin() + std::ptrdiff_t(at + change.n));
+                if (change.sequence) {
+                    told.push_back(change.worker);
+                    told.push_back(change.sequence);
+                }
+                at += change.n;
+            }
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        one.taken = taken;
+        trim();
+        return true;
     }
     void lose_last() {           // the follower that is farthest behind must begin anew
         Follower* last = nullptr;

@@ -49,10 +49,12 @@ cdef extern from "shard_log.hpp" namespace "clipper" nogil:
         u64 position() noexcept
         bint waits() noexcept
         Sighting look(u64 worker, u64 sequence) noexcept
-        void mark(u64 worker, u64 sequence) noexcept
-        Sequences* window(u64 worker) noexcept
+        bint mark(u64 worker, u64 sequence) noexcept    # False: no memory
+        Sequences* window(u64 worker) noexcept  # NULL: no memory
         u64 highest(u64 worker) noexcept        # sequence seen of it; 0: none
-        vector[u64] known() noexcept
-        void append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
+        bint known(vector[u64]& into) noexcept  # False: no memory
+        bint append(u32 table, const i64* ids, u32 n, u64 worker, u64 sequence) noexcept
+        # ^ False: no memory to tell this push from its repetition; without memory for the ids every follower is lost
+        bint gather(Follower& one, vector[vector[i64]]& ids, vector[u64]& told, u64 most) noexcept     # False: no memory
         void trim() noexcept
         u64 sure() noexcept
