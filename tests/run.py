@@ -9,6 +9,10 @@ longer than its fair share is split by file. The last line is "N passed, N faile
 if every room ran all that it collected and nothing failed; a process that crashes, hangs or collects nothing is a
 failure. A process in which no test starts or ends for `--test-limit` seconds is killed; its stacks are printed.
 
+With --rerun, as in CPython's own test runner, up to RERUN_MAX tests that failed are run once more when all others have
+ended, one process and nothing beside it. One that passes then is listed under "failed, then passed alone" with its first
+failure, and does not fail the run; crashes, hangs and failures of more tests do.
+
 Durations of files are kept in build/test-times.json; tests/times.json has those of a fresh clone.
 """
 
@@ -36,6 +40,7 @@ SHARES = 4  # a room is split if it takes more than 1/SHARES of what one job has
 SPLIT_MIN_S = 60.0  # shorter rooms are never split: each process imports everything again
 PROCESS_S = 2.0  # start of a process, imports, collection
 UNKNOWN_FILE_S = 3.0  # expected of a file that has no recorded duration
+RERUN_MAX = 4  # more failures than this are no accident
 
 # Rooms that load the whole machine: one process each, and no two of them at the same time.
 HEAVY = frozenset({"images", "stress"})
@@ -344,6 +349,32 @@ def report(results: list[Result], slowest: int) -> None:
         print("\nfailed:", *failed, sep="\n  ")
 
 
+def run_again(results: list[Result], options: list[str], settings: argparse.Namespace, scratch: Path) -> list[Result]:
+    """Run the tests that failed once more, alone; return the results of that run (none if there are too many)."""
+    failed = [test["test"] for result in results for test in result.tests if test["outcome"] == "failed"]
+    if not 0 < len(failed) <= RERUN_MAX or not all("::" in test for test in failed):
+        return []
+    room = Room("again", "again", failed, PROCESS_S)
+    runner = Runner([room], options, argparse.Namespace(**{**vars(settings), "jobs": 1}), scratch)
+    print(f"\nrunning {len(failed)} failed tests again, alone", flush=True)
+    runner.run()
+    return runner.results
+
+
+def forgive(results: list[Result], again: list[Result]) -> None:
+    """Count tests that passed when they were run again as passed, and print how they failed at first."""
+    passed = {test["test"] for result in again for test in result.tests if test["outcome"] == "passed" and not result.problem}
+    lines = []
+    for result in results:
+        for test in result.tests:
+            if test["outcome"] == "failed" and test["test"] in passed:
+                print(f"\n==== failed at first: {test['test']} ({result.room.name})\n{test['text']}")
+                test["outcome"] = "passed"
+                lines.append(f"  {test['test']}")
+    if lines:
+        print("\nfailed, then passed alone (not stable, to be mended):", *lines, sep="\n")
+
+
 def times_of(results: list[Result]) -> dict[str, float]:
     """Seconds of each file whose room ended by itself."""
     times: Counter[str] = Counter()
@@ -376,6 +407,7 @@ def read_settings(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 2))
     parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout whose tests are run")
     parser.add_argument("--slowest", type=int, default=10, help="how many of the slowest tests are listed")
+    parser.add_argument("--rerun", action="store_true", help="run tests that failed once more, alone")
     parser.add_argument("--test-limit", type=float, default=TEST_LIMIT_S)
     parser.add_argument("--results", type=Path, help="a file to which each test's result is appended as a line of JSON")
     return parser.parse_known_args(arguments)
@@ -405,6 +437,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner = Runner(rooms, options, settings, Path(scratch))
         try:
             runner.run()
+            if settings.rerun:
+                forgive(runner.results, run_again(runner.results, options, settings, Path(scratch)))
         except KeyboardInterrupt:
             interrupted = True
     results = runner.results

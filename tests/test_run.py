@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clipper.testing import wait_until
-from tests.run import HEAVY, Room, descendants, plan, split_arguments
+from tests.run import HEAVY, RERUN_MAX, Room, descendants, plan, split_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +28,10 @@ ROOMS = {
     ),
     "syntax/test_syntax.py": "def test_(:\n",
     "void/test_void.py": "",
+    "once/test_once.py": (
+        "from pathlib import Path\nmark = Path(__file__).with_name('ran')\n"
+        "def test_passes_the_second_time():\n    first = not mark.exists()\n    mark.touch()\n    assert not first, 'too early'\n"
+    ),
     "kill/test_kill.py": "import os, signal\ndef test_kill(): os.kill(os.getpid(), signal.SIGKILL)\n",
 }
 
@@ -95,6 +99,29 @@ def test_crashed_hung_killed_and_empty_rooms_are_failures_that_say_so(tmp_path: 
     assert "room hang hung: no test started or ended for 3 s, in tests/hang/test_hang.py::test_waits_for_ever" in output
     assert re.search(r"line 2 in test_waits_for_ever", output), "the stacks of a hung process"
     assert "room void collected nothing" in output
+
+
+@pytest.mark.slow
+def test_failed_tests_run_again_alone_and_those_that_pass_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "good", "once")
+    status, output, last = run(tmp_path, "--rerun")
+    assert (status, last) == (0, "3 passed, 0 failed, 0 skipped")
+    assert "too early" in output
+    named = output.partition("failed, then passed alone")[2].splitlines()[1]
+    assert named == "  tests/once/test_once.py::test_passes_the_second_time"
+    make(tmp_path, "bad")
+    status, output, last = run(tmp_path, "--rerun")
+    assert (status, last) == (1, "4 passed, 1 failed, 0 skipped")
+    assert "failed, then passed alone" not in output
+
+
+@pytest.mark.slow
+def test_failures_are_final_where_there_are_many_or_a_process_crashed(tmp_path: Path) -> None:
+    make(tmp_path, "once", "kill")
+    (tmp_path / "tests/once/test_once.py").write_text("".join(f"def test_{i}(): assert False\n" for i in range(RERUN_MAX + 1)))
+    status, output, last = run(tmp_path, "--rerun")
+    assert (status, last) == (1, f"0 passed, {RERUN_MAX + 2} failed, 0 skipped")
+    assert "again" not in output
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from clipper.errors import BadOutput, DeadlineExceeded, ModelFailed, NoReplica, UnknownModel
 from clipper.testing import wait_until
+from tests.signals import freeze
 
 ROW = np.arange(4.0)
 
@@ -51,7 +52,7 @@ def test_a_slow_model(deploy, app):
 def test_a_frozen_model(deploy, app, server):
     model = deploy(total, input="f64[4]", cache=False)
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         assert model.name in ask(app(model, slo_ms=40, default="none")).reason
     finally:

@@ -13,6 +13,7 @@ from clipper.errors import DeadlineExceeded, ForkedProcess
 from clipper.testing import wait_until
 from clipper_core.mailbox import MailboxReader
 from clipper_core.status import Status
+from tests import signals
 
 ROW = np.arange(4.0)
 
@@ -53,7 +54,7 @@ def freeze(server, model):
     pid = server.stats()["models"][model.name]["replicas"][0]["pid"]
 
     def stop():
-        os.kill(pid, signal.SIGSTOP)
+        signals.freeze(pid)
 
     stop.end = lambda: os.kill(pid, signal.SIGCONT)
     yield stop

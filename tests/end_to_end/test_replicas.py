@@ -12,6 +12,7 @@ import pytest
 import clipper
 from clipper.errors import AlreadyExists, ClipperError, DeployFailed, StillLinked, UnknownModel, UnknownVersion
 from clipper.testing import wait_until
+from tests.signals import freeze
 
 ROW = np.arange(4.0)
 
@@ -182,7 +183,7 @@ def test_many_deaths_under_load(deploy, server):
 def test_frozen_traffic_moves_and_thawed_it_rejoins(deploy, server):
     model = deploy(total, input="f64[4]", cache=False, replicas=2)
     frozen, _ = pids(server, model)
-    os.kill(frozen, signal.SIGSTOP)
+    freeze(frozen)
     try:
         while not any(row.get("suspect") for row in rows_of(server, model)):  # a batch of its is overdue
             model.predict(ROW, slo_ms=50).exception(10)
@@ -204,7 +205,7 @@ def test_frozen_with_a_batch(deploy, server, tmp_path):
     """The batch of a container that hangs goes to the other one, or ends by its deadline; its late reply harms nobody."""
     model = deploy(total, input="f64[4]", cache=False, replicas=2, batching={"mode": "static", "size_max": 4})
     frozen, _ = pids(server, model)
-    os.kill(frozen, signal.SIGSTOP)
+    freeze(frozen)
     futures = [model.predict(ROW + i, slo_ms=1500) for i in range(100)]
     results = []
     for i, future in enumerate(futures):

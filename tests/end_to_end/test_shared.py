@@ -15,6 +15,7 @@ import pytest
 import clipper
 from clipper.errors import ClipperError
 from clipper.testing import MemoryContainer, wait_until
+from tests.signals import freeze
 
 WIDE = 784
 
@@ -124,7 +125,7 @@ def test_frozen_and_let_go(server, wide):
     (pid,) = ready(server, wide)
     x = rows_of(200, 3)
     check(wide, x)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     futures = [wide.predict(row, slo_ms=50) for row in x]
     for future in futures:
         with contextlib.suppress(ClipperError):
@@ -140,7 +141,7 @@ def test_frozen_with_an_array_and_let_go(server, wide):
     (pid,) = ready(server, wide)
     x = rows_of(1000, 4)
     check(wide, x)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     wide.predict_many(x, slo_ms=50).exception(5)
     later = wide.predict_many(x + 1, slo_ms=20_000)
     os.kill(pid, signal.SIGCONT)

@@ -57,6 +57,10 @@ class Shards:
     def lose(self, shard: int) -> None:
         self.end(shard, snapshot=False)
 
+    def wait_for_copies(self) -> None:
+        """Wait until each running shard has a complete copy elsewhere, so that any one of them may be lost."""
+        until(lambda: not any(server.shard.followers.exposed for server in self.servers.values()))
+
     def down(self, *, snapshot: bool = True) -> None:
         for shard in list(self.servers):
             self.end(shard, snapshot=snapshot)

@@ -20,6 +20,7 @@ from clipper.params import Client, TableSpec
 from clipper.params.local import LocalSet, reshard, restore, supervisor_of
 from clipper.settings.params import ParamsSettings
 from tests.params.conftest import ones, until, zeros
+from tests.signals import freeze
 
 PATIENCE_S = 60.0
 
@@ -45,7 +46,7 @@ def test_shard_that_runs_and_does_not_answer_is_started_again(tmp_path: Path) ->
             client.create(TableSpec("t", 1, optimizer="sgd", optimizer_settings={"rate": 1.0}, initializer="zeros"))
             client.push("t", [0, 1], -ones((2, 1)))
             until(lambda: not any(client.call(i, "stats")["exposed"] for i in range(2)))
-            os.kill(local.pids()[0], signal.SIGSTOP)
+            freeze(local.pids()[0])
             assert client.pull("t", [0, 1]).ravel().tolist() == [1, 1]
             client.push("t", [0, 1], -ones((2, 1)))
             assert client.pull("t", [0, 1]).ravel().tolist() == [2, 2]

@@ -200,6 +200,7 @@ def test_a_lost_shard_comes_back_from_its_replica(shards: Shards, replicas: int)
     teach(client, 1)
     for shard in (0, 2, 1, 1):
         before = all_of(shards)
+        shards.wait_for_copies()
         shards.lose(shard)
         shards.begin(shard)
         assert shards.servers[shard].ready.wait(PATIENCE_S)
@@ -439,6 +440,7 @@ def test_follower_that_a_shard_recovered_from_keeps_its_copy(shards: Shards, mon
     shards.lose(0)
     shards.begin(0)
     assert (client.pull("plain", range(300)) == before).all()
+    shards.wait_for_copies()
     shards.lose(1)
     shards.begin(1)
     until(lambda: 0 in walked and not client.call(0, "stats")["exposed"])  # shard 1 has nothing: it copies all

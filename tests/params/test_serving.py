@@ -25,6 +25,7 @@ from clipper.params.serving import ServedSet, settings_of
 from clipper.settings.params import ParamsSettings
 from clipper_container import Model, session_of
 from tests.params.conftest import TOKEN, Shards
+from tests.signals import freeze
 
 QUICK: dict[str, Any] = {"heartbeat_ms": 100, "warmup": False, "restart_ms_min": 20, "restart_ms_max": 200, "drain_s": 1.0}
 PATIENCE_S = 60.0
@@ -279,9 +280,8 @@ def test_a_set_that_runs_is_used_and_left_running(tmp_path: Path) -> None:
         with Client(tmp_path) as client:
             assert client.spec("t").dim == 1
         (pid,) = running.pids().values()
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
-            wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
             with pytest.raises(ShardAway, match="shard 0"):
                 ServedSet(ParamsSettings(folder=str(tmp_path))).start(0.2)
         finally:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.signals import freeze
+
 
 def free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
@@ -25,13 +27,10 @@ def free_ports(count: int) -> list[int]:
 
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """After SIGSTOP, all of its threads stand still when this returns."""
-    process.send_signal(number)
-    until = time.monotonic() + 20
-    while number == signal.SIGSTOP and time.monotonic() < until:
-        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{process.pid}/task").glob("*/stat")]
-        if set(states) == {"T"}:
-            return
-        time.sleep(0.001)
+    if number == signal.SIGSTOP:
+        freeze(process.pid)
+    else:
+        process.send_signal(number)
 
 
 class EtcdServer:

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 import clipper.store.store
 from clipper.errors import ConfigError, ForkedProcess, StoreError
 from clipper.store import Event, MemoryStore, Put, Record, SqliteStore, open_store
+from tests.signals import freeze
 
 SOURCE = str(Path(clipper.store.store.__file__).parents[2])
 
@@ -348,7 +348,7 @@ def test_a_stopped_reader_keeps_nobody_waiting(tmp_path: Path) -> None:
         reader = spawn(READER, store.path)
         assert reader.stdout is not None
         reader.stdout.readline()
-        reader.send_signal(signal.SIGSTOP)
+        freeze(reader.pid)
         store.put("a", b"2")
         reader.kill()
         reader.communicate()

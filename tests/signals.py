@@ -1,0 +1,28 @@
+"""Stopping processes for tests of peers that hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+PATIENCE_S = 20.0
+
+
+def freeze(process: int) -> None:
+    """Send SIGSTOP and return when no thread of the process runs any more; kill() alone returns earlier.
+
+    process: its id.  Raises TimeoutError after PATIENCE_S.
+    """
+    os.kill(process, signal.SIGSTOP)
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_frozen(process):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"process {process} did not stop within {PATIENCE_S:g} s of SIGSTOP")
+        time.sleep(0.001)
+
+
+def is_frozen(process: int) -> bool:
+    stats = [stat.read_text() for stat in Path(f"/proc/{process}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
